@@ -1,0 +1,47 @@
+"""The blockwise update on a CPU."""
+
+from __future__ import annotations
+
+from tvm_qopt.compiler.schedule import MAIN, SERIAL, TAIL, Placement, schedule
+from tvm_qopt.schedules.common import loops, merge_loops, rfactor_lanes
+
+LANES = 16  # float32 in 512 bits; LLVM splits a vector into what the CPU has
+
+
+@schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL))
+def blockwise(placement: Placement) -> None:
+    """One parallel loop over quantisation blocks, two SIMD sweeps over each.
+
+    1. All loops over blocks become one, parallel: a block is one thread's, so results do not
+       depend on their number.
+    2. The first sweep decodes, updates, writes the weight and keeps 16 partial maxima a moment;
+       the second scales and encodes.  Stages of one sweep share a loop over vectors, so what
+       passes between them lives in registers; between the sweeps the new moments (1 KiB a moment
+       at 256) live in L1.
+    3. Maxima are of the bit patterns as integers: LLVM may reorder those, and a NaN has no say.
+
+    The tail is the same with one element in place of a vector, since its size is not known.
+    """
+    vector = placement.entry != TAIL
+    sch, (reductions,) = placement.sch, placement.reductions
+    partials = [rfactor_lanes(placement, r, LANES) for r in reductions] if vector else reductions
+    first, second = placement.elements[0], placement.elements[1]
+    for stage in (*first, *second) if vector else ():
+        sch.split(loops(placement, stage)[1], [None, LANES])
+
+    upper = merge_loops(placement, (*placement.per_block[1], *second), 0)
+    for reduction in reductions if vector else ():
+        sch.compute_at(sch.get_sblock(reduction), upper)
+    lower = merge_loops(placement, (*first, *partials), 0)
+    for sweep in ((*first, *partials), second):
+        if sweep:
+            merge_loops(placement, sweep, 1)
+    block_loop = sch.merge(lower, upper)
+
+    if vector:
+        for stage in (*first, *partials, *second):
+            sch.vectorize(loops(placement, stage)[-1])
+    if placement.entry == MAIN:
+        sch.parallel(block_loop)
+    for partial in partials:  # last: a decomposed reduction refuses the operations above
+        sch.decompose_reduction(sch.get_sblock(partial), loops(placement, partial)[1])

@@ -1,0 +1,42 @@
+"""The child process of the store: builds the jobs that a JSON object on stdin lists.
+
+stdin: {"target": name, "jobs": [{"spec": name, "out": folder}, ...]}.  On an error the last line
+of stdout is {"error": kind, "message": text} and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tvm_qopt.errors import QoptError, ToolMissing
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import get_target
+
+
+def main() -> int:
+    request = json.load(sys.stdin)
+    try:
+        _run(request)
+    except QoptError as error:
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        return 1
+    return 0
+
+
+def _run(request: dict[str, object]) -> None:
+    try:
+        from tvm_qopt.compiler.build import build
+    except ModuleNotFoundError as error:
+        raise ToolMissing(
+            f"the compiler is not installed ({error}); pip install apache-tvm, or load an artifact "
+            "that was built elsewhere"
+        ) from error
+    preset = get_target(str(request["target"]))
+    for job in request["jobs"]:  # type: ignore[attr-defined]
+        build(KernelSpec.parse(job["spec"]), preset, Path(job["out"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The pipeline from a spec to an artifact folder, as one list of named steps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_qopt.compiler.checks import check_in_place, check_stages
+from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
+from tvm_qopt.compiler.define import OUT, define
+
+from tvm_qopt.compiler.realign import element_align, in_place
+from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
+from tvm_qopt.compiler.stages import order_by_pass
+from tvm_qopt.errors import BuildError, StoreError, ToolMissing
+from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import NATIVE, TargetPreset
+
+PATTERN = "blockwise"
+BUNDLE = "lib"
+OPENCL_SOURCE = "kernel.cl"
+BUNDLED = {"llvm": ("tvm_runtime",), "cuda": ("tvm_runtime", "tvm_runtime_cuda")}
+SERIAL_BELOW = 1 << 13  # waking the pool (4 us) costs more than this many elements on one thread
+VECTOR_BYTES = 16  # alignment that `main` may assume on GPUs
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One entry point after each step: what `tvm-qopt show` prints."""
+
+    definition: tirx.PrimFunc
+    scheduled: s_tir.Schedule
+    final: tirx.PrimFunc
+
+
+def lower(spec: KernelSpec, kind: str, entry: str) -> Lowered:
+    """define -> order -> check -> align -> schedule -> check -> in place."""
+    tail = entry == TAIL
+    func = define(spec, blocks=1, block_size=0) if tail else define(spec)
+    func = order_by_pass(func)
+    check_stages(func, spec)
+    func = element_align(func, lambda dtype: _alignment(kind, entry, dtype))
+    scheduled = apply_schedule(func, kind, PATTERN, entry)
+    check_in_place(scheduled.mod["main"])
+    final = in_place(scheduled.mod["main"], OUT)
+    return Lowered(func, scheduled, final.with_attr("global_symbol", entry))
+
+
+def _alignment(kind: str, entry: str, itemsize: int) -> int:
+    return VECTOR_BYTES if entry == MAIN and kind != "llvm" else itemsize
+
+
+def compile_spec(spec: KernelSpec, preset: TargetPreset) -> Any:
+    """The TVM executable with every entry point of the target kind's schedule."""
+    entries = get_schedule(preset.kind, PATTERN).entries
+    module = tvm.IRModule({name: lower(spec, preset.kind, name).final for name in entries})
+    if preset.kind == "opencl":
+        register_barrier_fence()
+    with source_only() if preset.kind == "cuda" else nullcontext():
+        return tvm.compile(module, target=tvm_target(preset))
+
+
+def tvm_target(preset: TargetPreset) -> tvm.target.Target:
+    """TVM's target; device kinds get this machine's host code."""
+    attributes = {"kind": preset.kind, **preset.attributes}
+    if preset.name == NATIVE:  # scheduling models and tuning flags; the features are given
+        attributes["mcpu"] = tvm.target.codegen.llvm_get_system_cpu()
+    if preset.on_cpu:
+        return tvm.target.Target(attributes)
+    host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}
+    return tvm.target.Target(attributes, host=host)
+
+
+def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = False) -> Manifest:
+    """Write the artifact of a spec for a target to the folder `out`, whole or not at all.
+
+    `out` may not exist, be empty, or hold an artifact, which is replaced.  bundle: put TVM's
+    runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
+    """
+    if out.exists() and not out.is_dir():
+        raise StoreError(f"{out}: a file is in the way of the artifact folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
+        raise StoreError(f"{out}: holds other files; give an empty or a new folder")
+    executable = compile_spec(spec, preset)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=out.parent) as temporary:
+            folder = Path(temporary) / out.name
+            folder.mkdir(mode=0o700)
+            _export(executable, preset, folder)
+            if bundle:
+                _bundle(preset, folder)
+            manifest = _manifest(spec, preset, folder)
+            (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            if out.exists():
+                out.rename(Path(temporary) / "replaced")
+            folder.rename(out)
+    except OSError as error:
+        raise StoreError(f"{out}: cannot be written: {error}") from error
+    return manifest
+
+
+def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
+    """kernel.so, or kernel.o where the target's linker is missing; and device source if it is that."""
+    linker = find_linker(preset)
+    if linker is None:
+        executable.mod.write_to_file(str(folder / OBJECT), "o")
+        return
+    link = _linked_by(linker)
+    if preset.kind == "cuda":
+        export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
+        return
+    executable.export_library(str(folder / LIBRARY), fcompile=link)
+    if preset.kind == "opencl":
+        (folder / OPENCL_SOURCE).write_text(opencl_source(executable), encoding="utf-8")
+
+
+def find_linker(preset: TargetPreset) -> str | None:
+    """The compiler driver that links for a target; None where a cross compiler is not installed.
+
+    Raises ToolMissing where this machine's own is missing.
+    """
+    if preset.linker and preset.machine != platform.machine():
+        return shutil.which(preset.linker)
+    for name in filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")):
+        if found := shutil.which(name):
+            return found
+    raise ToolMissing("no C compiler found to link the module: install gcc or clang, or set CC")
+
+
+def _linked_by(linker: str) -> Callable[..., None]:
+    def link(output: str, objects: Sequence[str], **_: Any) -> None:
+        command = [linker, "-shared", "-fPIC", "-o", output, *objects]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise BuildError(f"{linker} failed to link the module:\n{run.stderr[-2000:]}")
+
+    return link
+
+
+def _bundle(preset: TargetPreset, folder: Path) -> None:
+    if preset.kind not in BUNDLED or preset.machine != platform.machine():
+        raise ToolMissing(
+            f"--bundle: this installation has no TVM runtime for {preset.name}; build without it"
+        )
+    source = Path(tvm.__file__).parent / "lib"
+    (folder / BUNDLE).mkdir()
+    for name in BUNDLED[preset.kind]:
+        shutil.copy2(source / f"lib{name}.so", folder / BUNDLE)
+
+
+def _manifest(spec: KernelSpec, preset: TargetPreset, folder: Path) -> Manifest:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
+    return Manifest(
+        spec=spec.name,
+        target=preset.name,
+        kind=preset.kind,
+        machine=preset.machine,
+        features=preset.features,
+        archs=cubins,
+        scalars=spec.scalars,
+        tensors=spec.tensors,
+        entries=get_schedule(preset.kind, PATTERN).entries,
+        files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
+        key=artifact_key(spec, preset),
+        serial_below=SERIAL_BELOW if preset.on_cpu else 0,
+    )

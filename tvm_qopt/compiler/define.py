@@ -1,0 +1,48 @@
+"""KernelSpec -> PrimFunc: the blockwise update on tensor expressions, for any number of blocks."""
+
+from __future__ import annotations
+
+from tvm import te, tirx
+
+from tvm_qopt.compiler.xp_te import TeNamespace
+from tvm_qopt.spec import CONST, HYPER, KernelSpec, TensorSpec
+from tvm_qopt.update import blockwise, scalars_namespace
+from tvm_qopt.xp import Value
+
+OUT = "_out"
+"""Suffix of an output stage, and of the buffer that will alias the input of the same name."""
+
+
+def define(
+    spec: KernelSpec, *, blocks: int | None = None, block_size: int | None = None
+) -> tirx.PrimFunc:
+    """The unscheduled kernel: inputs in the order of spec.tensors, then outputs `<input>_out`.
+
+    blocks: a fixed number of blocks in place of the symbolic nb (MetaSchedule allocates arguments
+    itself).  block_size: spec.block_size, or 0 for a symbolic size (the short last block).
+    Sizes are int64, and with them every index: a tensor may have more than 2^31 elements.
+    (create_prim_func's index_dtype_override would also widen the integer arithmetic of formats.)
+    """
+    nb = te.var("nb", "int64") if blocks is None else tirx.const(blocks, "int64")
+    size = te.var("B", "int64") if block_size == 0 else tirx.const(spec.block_size, "int64")
+    xp = TeNamespace(nb, size)
+    placeholders = {t.name: _placeholder(t, nb, size) for t in spec.tensors}
+    values = {t.name: _value(xp, spec, t, placeholders[t.name]) for t in spec.tensors}
+    results = blockwise(xp, spec, values)
+    outputs = [xp.compute(results[t.name], t.name + OUT) for t in spec.tensors if t.output]
+    outputs.sort(key=lambda tensor: (tensor.name == "param" + OUT, tensor.ndim))
+    arguments = [*placeholders.values(), *outputs]
+    return te.create_prim_func(arguments)
+
+
+def _placeholder(t: TensorSpec, nb: tirx.Var, size: tirx.Var) -> te.Tensor:
+    symbols = {"nb": nb, "B": size}
+    shape = tuple(symbols[s] if isinstance(s, str) else tirx.const(s, "int64") for s in t.shape)
+    return te.placeholder(shape, t.storage, name=t.name)
+
+
+def _value(xp: TeNamespace, spec: KernelSpec, t: TensorSpec, placeholder: te.Tensor) -> Value:
+    if t.role == HYPER:
+        scalars = {name: xp.scalar(placeholder, i) for i, name in enumerate(spec.scalars)}
+        return scalars_namespace(spec, scalars)
+    return placeholder if t.role == CONST else xp.read(placeholder)

@@ -1,0 +1,67 @@
+"""Two edits of a PrimFunc that TVM has no statement mutator for, made on its JSON form.
+
+`element_align` before scheduling lets a kernel take tensors at any element-aligned address;
+`in_place` after scheduling makes each output buffer its input buffer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+BUFFER_USES = {"ir.TensorRegion": "source", "tirx.BufferStore": "buffer", "ir.TensorLoad": "source"}
+"""Node kind -> its field that refers to a buffer."""
+
+
+def element_align(func: tirx.PrimFunc, alignment: Callable[[int], int]) -> tirx.PrimFunc:
+    """The function with each parameter aligned to alignment(bytes of an element).
+
+    TVM assumes 64 bytes, and its code for CPUs crashes on any other address.
+    """
+    graph, nodes, root = _graph(func)
+    for param in nodes[root["params"]]["data"]:
+        buffer = nodes[nodes[param]["data"]["ty"]]["data"]
+        buffer["data_alignment"] = alignment(_itemsize(nodes, buffer))
+    return tvm.ir.load_json(json.dumps(graph))
+
+
+def in_place(func: tirx.PrimFunc, suffix: str) -> tirx.PrimFunc:
+    """The function whose parameter `x<suffix>` is its parameter `x`, one argument instead of two.
+
+    `noalias=False` would be right on CPUs, but device code stays `__restrict__` and would read
+    what it writes through the read-only cache.
+    """
+    graph, nodes, root = _graph(func)
+    params = nodes[root["params"]]["data"]
+    names = {_name(nodes, param): param for param in params}
+    substitute = {
+        param: names[name.removesuffix(suffix)]
+        for name, param in names.items()
+        if name.endswith(suffix)
+    }
+    for node in nodes:
+        use = BUFFER_USES.get(node["type"])
+        if use and node["data"][use] in substitute:
+            node["data"][use] = substitute[node["data"][use]]
+    nodes[root["params"]]["data"] = [param for param in params if param not in substitute]
+    return tvm.ir.load_json(json.dumps(graph))
+
+
+def _graph(func: tirx.PrimFunc) -> tuple[Any, Any, Any]:
+    graph = json.loads(tvm.ir.save_json(func))
+    nodes = graph["nodes"]
+    return graph, nodes, nodes[graph["root_index"]]["data"]
+
+
+def _name(nodes: Any, param: int) -> str:
+    name = nodes[param]["data"]["name"]
+    return str(nodes[name]["data"]) if isinstance(name, int) else str(name)
+
+
+def _itemsize(nodes: Any, buffer: Any) -> int:
+    return np.dtype(nodes[buffer["dtype"]]["data"]["dtype"]).itemsize

@@ -1,0 +1,98 @@
+"""The registry of schedules and what a schedule function is given.
+
+A schedule places the stages of a definition for one kind of target; it sees names of stages and
+passes, never rules or formats.  The same function is the default schedule and, through its
+sampled decisions, the search space of the tuner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+
+from tvm_qopt.compiler.stages import Stage, passes, stages_of
+from tvm_qopt.errors import UnsupportedSpec
+
+MAIN, TAIL, SERIAL, ANY = "main", "tail", "main_serial", "main_any"
+"""Entry points: full blocks; the short last block; full blocks on the calling thread; full blocks
+of tensors that are aligned to their elements only."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A schedule in the making: the TVM schedule, the stages by pass, and the entry point it is for.
+
+    reductions[i] start pass i + 1; per_block[i] and elements[i] are the other stages of pass i.
+    """
+
+    sch: s_tir.Schedule
+    entry: str
+    elements: tuple[tuple[str, ...], ...]
+    per_block: tuple[tuple[str, ...], ...]
+    reductions: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, func: tirx.PrimFunc, entry: str) -> Placement:
+        stages = stages_of(func)
+        number = passes(stages)
+        count = max(number.values()) + 1
+
+        def pick(wanted: Callable[[Stage], bool]) -> tuple[tuple[str, ...], ...]:
+            return tuple(
+                tuple(s.name for s in stages if number[s.name] == i and wanted(s))
+                for i in range(count)
+            )
+
+        return cls(
+            sch=s_tir.Schedule(func),
+            entry=entry,
+            elements=pick(lambda s: s.axes == 2 and not s.reduction),
+            per_block=pick(lambda s: s.axes == 1),
+            reductions=pick(lambda s: s.reduction)[1:],
+        )
+
+
+@dataclass(frozen=True)
+class ScheduleFunction:
+    """One file of schedules/<kind>: where it applies, its entry points, and the function itself."""
+
+    kinds: tuple[str, ...]
+    pattern: str
+    entries: tuple[str, ...]
+    place: Callable[[Placement], None]
+
+
+SCHEDULES: dict[tuple[str, str], ScheduleFunction] = {}
+
+
+def schedule(
+    *kinds: str, pattern: str, entries: tuple[str, ...]
+) -> Callable[[Callable[[Placement], None]], Callable[[Placement], None]]:
+    """Register the decorated function for target kinds and a pattern."""
+
+    def register(place: Callable[[Placement], None]) -> Callable[[Placement], None]:
+        for kind in kinds:
+            if (kind, pattern) in SCHEDULES:
+                raise ValueError(f"a schedule for {pattern} on {kind} is registered twice")
+            SCHEDULES[kind, pattern] = ScheduleFunction(kinds, pattern, entries, place)
+        return place
+
+    return register
+
+
+def get_schedule(kind: str, pattern: str) -> ScheduleFunction:
+    import tvm_qopt.schedules  # noqa: F401  fills the registry
+
+    if (kind, pattern) not in SCHEDULES:
+        known = ", ".join(sorted({kind for kind, _ in SCHEDULES}))
+        raise UnsupportedSpec(f"target: no schedule of {pattern} for {kind}; there are: {known}")
+    return SCHEDULES[kind, pattern]
+
+
+def apply_schedule(func: tirx.PrimFunc, kind: str, pattern: str, entry: str) -> s_tir.Schedule:
+    """The definition of an entry point, scheduled by default."""
+    placement = Placement.of(func, entry)
+    get_schedule(kind, pattern).place(placement)
+    return placement.sch

@@ -1,0 +1,64 @@
+"""The error kinds of tvm_qopt; each is also the built-in that torch raises for the same fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class QoptError(Exception):
+    """Base of every error that tvm_qopt raises on purpose."""
+
+
+class UnknownName(QoptError, ValueError):
+    """A rule, format, target, setting or hyper-parameter that does not exist."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+
+
+class UnsupportedSpec(QoptError, ValueError):
+    """A combination that cannot be built; the message says which part and why."""
+
+
+class BuildError(QoptError, RuntimeError):
+    """The compiler failed, or its child process did."""
+
+
+class ToolMissing(QoptError, RuntimeError):
+    """A program or package that a build needs is not installed; the message names it."""
+
+
+class ArtifactMissing(QoptError, RuntimeError):
+    """No artifact in the store and building is not allowed; the message says the command."""
+
+
+class ArtifactInvalid(QoptError, RuntimeError):
+    """An artifact that must not be loaded: altered, of another schema, or for another machine."""
+
+
+class StoreError(QoptError, RuntimeError):
+    """The store folder cannot be used: not writable, full, or open to other users."""
+
+
+class ArgumentMismatch(QoptError):
+    """An argument that does not fit; the message has its name, what was expected, what came."""
+
+    def __init__(self, name: str, *, expected: str, got: str) -> None:
+        super().__init__(f"{name}: expected {expected}, got {got}")
+        self.name = name
+
+
+class ShapeMismatch(ArgumentMismatch, ValueError):
+    """Wrong shape, size, layout, overlap or a missing or unknown argument."""
+
+
+class DtypeMismatch(ArgumentMismatch, TypeError):
+    """Wrong element type."""
+
+
+class DeviceMismatch(ArgumentMismatch, RuntimeError):
+    """A tensor that lives on another device than the kernel runs on."""
+
+
+class HyperOutOfRange(ArgumentMismatch, ValueError):
+    """A hyper-parameter outside the range its rule declares, or not a number."""

@@ -1,0 +1,129 @@
+"""The manifest of an artifact: all that the runtime needs to know of a kernel, as JSON.
+
+May import layer 0 only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tvm_qopt.errors import ArtifactInvalid
+from tvm_qopt.spec import KernelSpec, TensorSpec
+from tvm_qopt.targets import TargetPreset
+from tvm_qopt.version import TVM_VERSION, __version__
+
+SCHEMA = 1
+MANIFEST, LIBRARY, OBJECT = "manifest.json", "kernel.so", "kernel.o"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` holds.
+
+    entries: the entry points of the module.  files: name -> SHA-256 of each file of the artifact.
+    serial_below: number of elements under which `main_serial` is the faster entry point.
+    schedule: {"kind": "default"} or {"kind": "tuned", "record": hash}.
+    """
+
+    spec: str
+    target: str
+    kind: str
+    machine: str
+    features: tuple[str, ...]
+    archs: tuple[str, ...]
+    scalars: tuple[str, ...]
+    tensors: tuple[TensorSpec, ...]
+    entries: tuple[str, ...]
+    files: Mapping[str, str]
+    key: str
+    serial_below: int = 0
+    workspace: int = 0
+    schedule: Mapping[str, str] = field(default_factory=lambda: {"kind": "default"})
+    versions: Mapping[str, str] = field(
+        default_factory=lambda: {"tvm": TVM_VERSION, "tvm_qopt": __version__}
+    )
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Manifest:
+        """Raises ArtifactInvalid, with `where` in its message, for anything but a manifest."""
+        try:
+            data = json.loads(text)
+            schema = data["schema"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactInvalid(f"{where}: not a manifest ({error!r})") from None
+        if schema != SCHEMA:
+            raise ArtifactInvalid(
+                f"{where}: manifest of schema {schema!r}, this tvm_qopt {__version__} reads {SCHEMA}; "
+                "build it again with this version, or use the version that built it"
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(data) != names:
+            wrong = sorted(names ^ set(data))
+            raise ArtifactInvalid(f"{where}: manifest with missing or unknown fields {wrong}")
+        return _typed(data, where)
+
+
+def _typed(data: dict[str, Any], where: str) -> Manifest:
+    try:
+        data["tensors"] = tuple(
+            TensorSpec(**{**t, "shape": tuple(t["shape"])}) for t in data["tensors"]
+        )
+        for name in ("features", "archs", "scalars", "entries"):
+            data[name] = tuple(map(str, data[name]))
+        files = data["files"] = dict(data["files"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise ArtifactInvalid(f"{where}: damaged manifest ({error!r})") from None
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+        raise ArtifactInvalid(f"{where}: a file of the manifest lies outside the artifact")
+    return Manifest(**data)
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def artifact_key(spec: KernelSpec, target: TargetPreset) -> str:
+    """What an artifact was made from, as a hash: the same key, the same kernel.
+
+    Spec, target with all its attributes, the text of everything that makes kernels (and of the
+    files that define the rule and the formats, which may be a user's), TVM, and the schema.
+    """
+    own = [inspect.getsourcefile(spec.rule_.update)]
+    own += [inspect.getsourcefile(type(format_)) for _, format_ in spec.slots]
+    what = {
+        "schema": SCHEMA,
+        "spec": spec.name,
+        "target": dataclasses.asdict(target),
+        "tvm": TVM_VERSION,
+        "tvm_qopt": __version__,
+        "source": _source_hash(),
+        "definitions": _hash_files(Path(path) for path in sorted({str(path) for path in own})),
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _source_hash() -> str:
+    """Of the description layer, the compiler and the schedules: what a kernel is made by."""
+    package = Path(__file__).parent
+    parts = (".", "rules", "formats", "compiler", "schedules", "schedules/llvm", "schedules/gpu")
+    return _hash_files(path for part in parts for path in sorted((package / part).glob("*.py")))
+
+
+def _hash_files(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

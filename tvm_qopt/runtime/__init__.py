@@ -1,0 +1,1 @@
+"""Load artifacts and call them.  May import tvm_ffi, numpy and layer 0; never tvm."""

@@ -1,0 +1,217 @@
+"""Arrays of any library, as kernels see them: an address, a shape, a dtype, a device.
+
+NumPy arrays are read directly (NumPy exports no read-only array and no bfloat16 by DLPack), all
+others through DLPack; nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
+
+CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
+_CODES = {"int": 0, "uint": 1, "float": 2}  # DLDataTypeCode
+DEVICE_NAMES = {CPU: "cpu", CUDA: "cuda", CUDA_HOST: "cuda_host", 4: "opencl", 10: "rocm"}
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """What an array is, and the array, which it keeps alive."""
+
+    owner: Any
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: tuple[int, int]
+    contiguous: bool
+    writable: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return int("".join(filter(str.isdigit, self.dtype)) or 8) // 8
+
+    @property
+    def device_name(self) -> str:
+        kind, index = self.device
+        return f"{DEVICE_NAMES.get(kind, f'device type {kind}')}:{index}"
+
+
+def view_of(name: str, x: Any) -> ArrayView:
+    """The view of an argument; raises an ArgumentMismatch that names it."""
+    if isinstance(x, np.ndarray):
+        return _view_of_numpy(name, x)
+    if not hasattr(x, "__dlpack__"):
+        raise DtypeMismatch(
+            name, expected="an array (NumPy, torch or DLPack)", got=type(x).__name__
+        )
+    if getattr(x, "is_sparse", False) or "sparse" in str(getattr(x, "layout", "")):
+        raise DeviceMismatch(name, expected="a dense tensor", got="a sparse one")
+    return _view_of_dlpack(name, x)
+
+
+def _view_of_numpy(name: str, x: np.ndarray[Any, Any]) -> ArrayView:
+    if not x.dtype.isnative:
+        raise DtypeMismatch(name, expected="native byte order", got=x.dtype.str)
+    return ArrayView(
+        owner=x,
+        address=x.ctypes.data,
+        shape=x.shape,
+        dtype=x.dtype.name,
+        device=(CPU, 0),
+        contiguous=x.flags.c_contiguous,
+        writable=x.flags.writeable,
+    )
+
+
+def _view_of_dlpack(name: str, x: Any) -> ArrayView:
+    import tvm_ffi
+
+    try:
+        exported = x.detach() if hasattr(x, "detach") else x
+        tensor = tvm_ffi.from_dlpack(exported)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        what = f"{type(x).__name__} ({str(error).splitlines()[0]})"
+        raise DtypeMismatch(name, expected="an array that exports DLPack", got=what) from error
+    shape = tuple(tensor.shape)
+    device = (int(tensor.device.dlpack_device_type()), int(tensor.device.index))
+    return ArrayView(
+        owner=(x, tensor),
+        address=tensor.data_ptr(),
+        shape=shape,
+        dtype=str(tensor.dtype),
+        device=device,
+        contiguous=tensor.is_contiguous(),
+        writable=True,
+    )
+
+
+def check_layout(name: str, view: ArrayView, *, output: bool) -> None:
+    """A kernel takes contiguous, element-aligned arrays, and writes outputs."""
+    if not view.contiguous:
+        raise ShapeMismatch(name, expected="a contiguous (row-major) array", got="strides")
+    if view.address % view.itemsize:
+        wanted = f"an address that is a multiple of {view.itemsize}"
+        raise ShapeMismatch(name, expected=wanted, got=hex(view.address))
+    if output and not view.writable:
+        raise ArgumentReadOnly(name, expected="a writable array", got="a read-only one")
+
+
+class ArgumentReadOnly(ArgumentMismatch, ValueError):
+    """An output that may not be written."""
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Window:
+    """The DLPack export of part of an array's memory under a shape and dtype of its own.
+
+    The structure and its shape are one allocation whose deleter is C's free: it can be freed in
+    any order and at any time, the end of the interpreter included.
+    """
+
+    def __init__(self, view: ArrayView, offset: int, shape: Sequence[int], dtype: str) -> None:
+        kind, bits = dtype.rstrip("0123456789"), int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        struct_size = ctypes.sizeof(_Managed)
+        self._address = libc.malloc(struct_size + 8 * len(shape))
+        if not self._address:
+            raise MemoryError("no memory for the description of an array")
+        sizes = (ctypes.c_int64 * len(shape)).from_address(self._address + struct_size)
+        sizes[:] = shape
+        managed = _Managed.from_address(self._address)
+        managed.tensor = _Tensor(
+            view.address + offset * (bits // 8),
+            _Device(*view.device),
+            len(shape),
+            _DataType(_CODES[kind], bits, 1),
+            ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)),
+            None,
+            0,
+        )
+        managed.context = None
+        managed.deleter = ctypes.cast(libc.free, ctypes.c_void_p)
+        self._device = view.device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(self._address, b"dltensor", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) -> Any:
+    """A tvm_ffi.Tensor on an array's memory from element `offset` on.
+
+    It does not keep the array alive: whoever calls a kernel with it does.
+    """
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
+
+
+def full_like(like: Any, shape: Sequence[int], dtype: str, value: int) -> Any:
+    """A new array of the library and on the device of `like`, filled with an integer."""
+    module = type(like).__module__.partition(".")[0]
+    if isinstance(like, np.ndarray):
+        return np.full(shape, value, dtype)
+    if module == "torch":
+        import torch
+
+        return torch.full(tuple(shape), value, dtype=getattr(torch, dtype), device=like.device)
+    if hasattr(like, "__array_namespace__"):
+        xp = like.__array_namespace__()
+        return xp.full(tuple(shape), value, dtype=getattr(xp, dtype), device=like.device)
+    raise DtypeMismatch(
+        "param", expected="an array of NumPy, torch or the array API", got=type(like).__name__
+    )
+
+
+def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
+    """Overwrite a small device array made by `full_like` with values from the host."""
+    if isinstance(target, np.ndarray):
+        target[...] = values
+    elif hasattr(target, "copy_"):
+        import torch
+
+        target.copy_(torch.from_numpy(values), non_blocking=True)
+    else:
+        target[...] = target.__array_namespace__().asarray(values)

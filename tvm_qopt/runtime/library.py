@@ -1,0 +1,66 @@
+"""Load TVM's runtime library, once a process, and modules that need it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from tvm_qopt.errors import ArtifactInvalid, ToolMissing
+from tvm_qopt.version import FFI_VERSION
+
+_loaded: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def load_module(path: Path, *, kind: str, bundled: Path | None) -> Any:
+    """The module at `path`; `bundled` is a folder that holds the runtime libraries, if any does.
+
+    Raises ArtifactInvalid where it cannot be loaded.  A library that is loaded already is used,
+    whichever folder it came from: two copies in one process would register everything twice.
+    """
+    import tvm_ffi
+
+    if not tvm_ffi.__version__.startswith(FFI_VERSION):
+        raise ArtifactInvalid(
+            f"{path}: made for apache-tvm-ffi {FFI_VERSION}, {tvm_ffi.__version__} is installed; "
+            f"pip install 'apache-tvm-ffi>={FFI_VERSION}.post0,<0.1.15'"
+        )
+    runtime_libraries(kind, bundled)
+    try:
+        return tvm_ffi.load_module(path)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ArtifactInvalid(f"{path}: cannot be loaded: {error}") from error
+
+
+def runtime_libraries(kind: str, bundled: Path | None) -> None:
+    """Load what modules of a target kind need.  Without it their first parallel loop would crash."""
+    # Idle workers sleep at once: spinning takes the processor from the rest of a training step.
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+    _load("tvm_runtime", bundled)
+    if kind == "cuda":
+        from tvm_qopt.runtime.cuda import load_cuda_libraries
+
+        load_cuda_libraries()
+        _load("tvm_runtime_cuda", bundled)
+
+
+def _load(name: str, bundled: Path | None) -> None:
+    from tvm_ffi import libinfo
+
+    with _lock:
+        if name in _loaded:
+            return
+        own = bundled / f"lib{name}.so" if bundled else None
+        try:
+            if own is not None and own.is_file():
+                _loaded[name] = ctypes.CDLL(str(own), ctypes.RTLD_GLOBAL)
+            else:
+                _loaded[name] = libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
+        except (OSError, RuntimeError) as error:
+            raise ToolMissing(
+                f"lib{name}.so cannot be loaded ({str(error).splitlines()[0]}); install apache-tvm, "
+                "or build the artifact with --bundle"
+            ) from error

@@ -1,0 +1,55 @@
+"""The values behind a state, and the maps given at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_qopt.errors import DtypeMismatch, ShapeMismatch
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.xp import NUMPY
+
+
+def to_numpy(x: Any) -> npt.NDArray[Any]:
+    """A host copy, or the array itself where it is NumPy's."""
+    if isinstance(x, np.ndarray):
+        return x
+    if hasattr(x, "detach"):
+        return np.asarray(x.detach().cpu().numpy())
+    return np.asarray(x.get() if hasattr(x, "get") else np.from_dlpack(x))
+
+
+def decode(
+    spec: KernelSpec, state: Mapping[str, Any], qmap: Mapping[str, Any] | None = None
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The float32 values of each slot, in the shape of its codes."""
+    values = {}
+    for slot, format_ in spec.slots:
+        if not format_.scaled:
+            values[slot.name] = np.array(to_numpy(state[slot.name]), np.float32)
+            continue
+        codes, scale = (to_numpy(state[f"{slot.name}_{part}"]) for part in ("codes", "scale"))
+        levels = to_numpy((qmap or {})[slot.name]) if format_.runtime_map else None
+        level = format_.decode(NUMPY, codes.reshape(-1).astype(np.int32), levels, slot.name)
+        by_element = np.repeat(scale, spec.block_size)[: codes.size]
+        values[slot.name] = (level * by_element).reshape(codes.shape)
+    return values
+
+
+def check_qmap(name: str, qmap: Any, *, levels: int) -> None:
+    """Raise unless a map is float32, one-dimensional, finite and ascending."""
+    values = to_numpy(qmap)
+    if values.dtype != np.float32:
+        raise DtypeMismatch(name, expected="float32", got=str(values.dtype))
+    if values.shape != (levels,):
+        raise ShapeMismatch(name, expected=f"shape ({levels},)", got=f"{values.shape}")
+    if not np.isfinite(values).all():
+        where = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ShapeMismatch(name, expected="finite levels", got=f"{values[where]} at {where}")
+    if (np.diff(values) < 0).any():
+        where = int(np.flatnonzero(np.diff(values) < 0)[0])
+        got = f"{values[where]} before {values[where + 1]} at {where}"
+        raise ShapeMismatch(name, expected="levels in ascending order", got=got)

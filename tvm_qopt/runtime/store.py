@@ -1,0 +1,237 @@
+"""The store of built artifacts: find, else build in a child process under a lock, then load.
+
+The one place that reads environment variables of tvm_qopt: TVM_QOPT_STORE (the folder) and
+TVM_QOPT_POLICY ("build", "cached", "rebuild").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm_qopt
+from tvm_qopt import errors
+from tvm_qopt.errors import ArtifactInvalid, ArtifactMissing, BuildError, StoreError, UnknownName
+from tvm_qopt.manifest import SCHEMA, artifact_key
+from tvm_qopt.runtime.kernel import Kernel
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import NATIVE, TargetPreset, get_target
+
+POLICIES = ("build", "cached", "rebuild")
+SAY_AFTER = 0.7  # seconds of building before a line on stderr says so
+STALE_AFTER = 24 * 3600  # seconds after which the folder of a killed build is swept away
+BUILDING = ".building-"
+
+_kernels: dict[Path, Kernel] = {}
+
+
+def load(
+    spec: KernelSpec | str | os.PathLike[str], *, target: str = NATIVE, policy: str | None = None
+) -> Kernel:
+    """The kernel of a spec for a target, or of an artifact folder.
+
+    spec: a KernelSpec, its name (such as "adamw-dynamic8-b256-p_f32-g_f32"), or the path of a
+    folder that `tvm-qopt build` wrote.  policy: "build" (the default: what the store lacks is built
+    in a child process and kept), "cached" (never build), "rebuild"; also by TVM_QOPT_POLICY.
+
+    Loading runs the code of the artifact, and the hashes beside it are no signature: load only
+    folders you trust.  Raises ArtifactMissing, ArtifactInvalid, BuildError, ToolMissing, StoreError,
+    or what the spec's name is worth.
+    """
+    if isinstance(spec, os.PathLike) or (isinstance(spec, str) and _is_folder(spec)):
+        return _open(Path(spec).resolve())
+    return load_many([spec], target=target, policy=policy)[0]
+
+
+def load_many(
+    specs: Sequence[KernelSpec | str], *, target: str = NATIVE, policy: str | None = None
+) -> list[Kernel]:
+    """The kernels of many specs; what the store lacks is built in one child process."""
+    wanted = [KernelSpec.parse(spec) if isinstance(spec, str) else spec for spec in specs]
+    preset = get_target(target)
+    policy = policy or os.environ.get("TVM_QOPT_POLICY") or "build"
+    if policy not in POLICIES:
+        raise UnknownName("policy", policy, POLICIES)
+    root = store_folder()
+    folders = [root / artifact_key(spec, preset) for spec in wanted]
+    missing = {
+        folder: spec
+        for folder, spec in zip(folders, wanted, strict=True)
+        if policy == "rebuild" or not _usable(folder, rebuild=policy == "build")
+    }
+    if missing and policy == "cached":
+        names = " ".join(spec.name for spec in missing.values())
+        raise ArtifactMissing(
+            f"not in the store ({root}), and the policy is not to build; "
+            f"run: tvm-qopt build {names} --target {preset.name} --store"
+        )
+    if missing:
+        _build_under_locks(root, missing, preset, rebuild=policy == "rebuild")
+    return [_open(folder) for folder in folders]
+
+
+def store_folder() -> Path:
+    """The folder of the store, made private to the user; raises StoreError where that cannot be."""
+    given = os.environ.get("TVM_QOPT_STORE")
+    if given:
+        root = Path(given).expanduser() / str(SCHEMA)
+    else:
+        import platformdirs
+
+        root = Path(platformdirs.user_cache_dir("tvm_qopt")) / str(SCHEMA)
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = root.stat()
+    except OSError as error:
+        raise StoreError(f"the store folder {root} cannot be made: {error}") from error
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise StoreError(
+            f"the store folder {root} may be written by other users, and loading runs what lies in "
+            "it; chmod go-w it, or set TVM_QOPT_STORE to a folder of your own"
+        )
+    return root
+
+
+def stored() -> list[Path]:
+    """The artifact folders in the store."""
+    return sorted(path.parent for path in store_folder().glob("*/manifest.json"))
+
+
+def _is_folder(text: str) -> bool:
+    return os.sep in text or Path(text).is_dir()
+
+
+def _usable(folder: Path, *, rebuild: bool) -> bool:
+    """Whether the store has a whole artifact there; a damaged one may be rebuilt."""
+    if not folder.is_dir():
+        return False
+    try:
+        _open(folder)
+    except ArtifactInvalid as error:
+        if not rebuild:
+            raise
+        warnings.warn(f"{error} (building it again)", stacklevel=4)
+        return False
+    return True
+
+
+def _open(folder: Path) -> Kernel:
+    """Load an artifact once a process."""
+    if folder not in _kernels:
+        _kernels[folder] = Kernel.open(folder)
+    return _kernels[folder]
+
+
+def _build_under_locks(
+    root: Path, missing: dict[Path, KernelSpec], preset: TargetPreset, *, rebuild: bool
+) -> None:
+    """Build what is still missing once all locks are held (in one order: no two wait in a ring)."""
+    from filelock import FileLock
+
+    locks = [FileLock(folder.with_suffix(".lock")) for folder in sorted(missing)]
+    try:
+        for lock in locks:
+            lock.acquire()
+        late = {f: s for f, s in missing.items() if rebuild or not _usable(f, rebuild=True)}
+        if late:
+            _build(root, late, preset)
+    except OSError as error:
+        raise StoreError(f"the store folder {root} cannot be used: {error}") from error
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _build(root: Path, missing: dict[Path, KernelSpec], preset: TargetPreset) -> None:
+    """Build in a child process into a folder beside, then move each artifact to its place."""
+    _sweep(root)
+    with tempfile.TemporaryDirectory(prefix=BUILDING, dir=root) as temporary:
+        jobs = [
+            {"spec": spec.name, "out": str(Path(temporary) / folder.name)}
+            for folder, spec in missing.items()
+        ]
+        run_compiler(jobs, preset.name, cwd=temporary)
+        for folder in missing:
+            if folder.exists():
+                shutil.rmtree(folder)
+            (Path(temporary) / folder.name).rename(folder)
+            _kernels.pop(folder, None)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what killed builds left behind."""
+    for path in root.glob(f"{BUILDING}*"):
+        try:
+            if time.time() - path.stat().st_mtime > STALE_AFTER:
+                shutil.rmtree(path, ignore_errors=True)
+        except FileNotFoundError:
+            continue  # another process swept it
+
+
+def run_compiler(jobs: Sequence[dict[str, Any]], target: str, *, cwd: str) -> None:
+    """Run `python -m tvm_qopt.compiler` on jobs; raises its errors here.
+
+    A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.
+    """
+    package = str(Path(tvm_qopt.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tvm_qopt.compiler"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        out, err = _communicate(child, json.dumps({"target": target, "jobs": list(jobs)}), jobs)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    if child.returncode == 0:
+        return
+    _raise_from_child(child.returncode, out, err)
+
+
+def _communicate(
+    child: subprocess.Popen[str], request: str, jobs: Sequence[dict[str, Any]]
+) -> tuple[str, str]:
+    try:
+        return child.communicate(request, timeout=SAY_AFTER)
+    except subprocess.TimeoutExpired:
+        names = ", ".join(str(job["spec"]) for job in jobs)
+        print(f"tvm_qopt: building {names} (once; it is kept)", file=sys.stderr, flush=True)
+        return child.communicate()
+
+
+def _raise_from_child(code: int, out: str, err: str) -> None:
+    lines = out.strip().splitlines()
+    try:
+        said = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        said = {}
+    kind = getattr(errors, str(said.get("error")), None)
+    if isinstance(kind, type) and issubclass(kind, errors.QoptError):
+        raise _rebuilt(kind, said["message"])
+    how = f"died of {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    raise BuildError(f"the compiler process {how}:\n{err[-4000:]}")
+
+
+def _rebuilt(kind: type[errors.QoptError], message: str) -> errors.QoptError:
+    """An error of the child with the message it had there, whatever its constructor takes."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    return error
