@@ -45,7 +45,7 @@ class ArgumentMismatch(QoptError):
 
     def __init__(self, name: str, *, expected: str, got: str) -> None:
         super().__init__(f"{name}: expected {expected}, got {got}")
-        self.name = name
+        self.name, self.expected, self.got = name, expected, got
 
 
 class ShapeMismatch(ArgumentMismatch, ValueError):

@@ -65,7 +65,7 @@ class Manifest:
             raise ArtifactInvalid(f"{where}: not a manifest ({error!r})") from None
         if schema != SCHEMA:
             raise ArtifactInvalid(
-                f"{where}: manifest of schema {schema!r}, this tvm_qopt {__version__} reads {SCHEMA}; "
+                f"{where}: manifest of schema {schema!r}, tvm_qopt {__version__} reads {SCHEMA}; "
                 "build it again with this version, or use the version that built it"
             )
         names = {field.name for field in dataclasses.fields(cls)}

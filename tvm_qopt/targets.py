@@ -1,4 +1,4 @@
-"""Target presets: a name for each kind of machine, what LLVM or nvcc is told, what a host must have.
+"""Target presets: a name for each kind of machine, what LLVM or nvcc is told, what it must have.
 
 May import the standard library and layer 0 only.
 """
@@ -128,6 +128,19 @@ def get_target(name: str) -> TargetPreset:
         joined = "+".join(arch.replace("_", "") for arch in archs)
         return TargetPreset(f"cuda-{joined}", "cuda", {"arch": archs[0]}, archs=archs)
     raise UnknownName("target", name, known_targets())
+
+
+def cuda_target(arch: str) -> str:
+    """The preset whose code a GPU of architecture `arch` ("sm_90") runs best.
+
+    Machine code runs on its own major version from its own minor version upwards.
+    """
+    number = int(arch.removeprefix("sm_"))
+    below = [int(known.removeprefix("sm_")) for known in CUDA_ARCHS]
+    fitting = [n for n in below if n // 10 == number // 10 and n <= number]
+    if not fitting:
+        raise UnknownName("GPU architecture", arch, CUDA_ARCHS)
+    return f"cuda-sm{max(fitting)}"
 
 
 @cache

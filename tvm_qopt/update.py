@@ -82,7 +82,7 @@ def _encode(
 
 
 def _magnitude(xp: ArrayNamespace, x: Value) -> Value:
-    """|x| as ordered integers: no target's min and max treat a NaN among them in a way of its own."""
+    """|x| as ordered integers, since targets differ in how min and max of floats treat a NaN."""
     return xp.reinterpret(x, "int32") & MAGNITUDE
 
 

@@ -19,7 +19,6 @@ from tvm import s_tir, tirx
 from tvm_qopt.compiler.checks import check_in_place, check_stages
 from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
-
 from tvm_qopt.compiler.realign import element_align, in_place
 from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
@@ -113,7 +112,7 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
 
 
 def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
-    """kernel.so, or kernel.o where the target's linker is missing; and device source if it is that."""
+    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text."""
     linker = find_linker(preset)
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")

@@ -64,4 +64,4 @@ def _name(nodes: Any, param: int) -> str:
 
 
 def _itemsize(nodes: Any, buffer: Any) -> int:
-    return np.dtype(nodes[buffer["dtype"]]["data"]["dtype"]).itemsize
+    return int(np.dtype(nodes[buffer["dtype"]]["data"]["dtype"]).itemsize)

@@ -22,7 +22,7 @@ of tensors that are aligned to their elements only."""
 
 @dataclass(frozen=True)
 class Placement:
-    """A schedule in the making: the TVM schedule, the stages by pass, and the entry point it is for.
+    """A schedule in the making: TVM's schedule, the stages by pass, the entry point it is for.
 
     reductions[i] start pass i + 1; per_block[i] and elements[i] are the other stages of pass i.
     """

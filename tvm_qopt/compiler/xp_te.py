@@ -78,7 +78,7 @@ class Expr:
 
 
 def _lift(operation: Callable[..., Any], *operands: Value) -> Expr:
-    """Apply an operation on TVM expressions to values; a Python number takes its partner's dtype."""
+    """Apply an operation on TVM expressions; a Python number takes the dtype of its partner."""
 
     def at(b: Any, i: Any) -> Any:
         values = [x.at(b, i) if isinstance(x, Expr) else x for x in operands]
@@ -89,7 +89,7 @@ def _lift(operation: Callable[..., Any], *operands: Value) -> Expr:
 
 
 class TeNamespace:
-    """The array namespace whose stages are te tensors of shape (nb, B), or (nb,) for per-block values."""
+    """The array namespace whose stages are te tensors: (nb, B), or (nb,) for per-block values."""
 
     def __init__(self, nb: Any, block_size: Any) -> None:
         self.nb, self.block_size = nb, block_size

@@ -1,6 +1,6 @@
 """State formats: how a slot is stored, one file a family, and their registry.
 
-May import layer 0 only.  To add a format: write its file with `register` and name it in the last line.
+May import layer 0 only.  To add a format: write its file with `register` and name it at the end.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def dynamic_map(*, signed: bool) -> npt.NDArray[np.float32]:
         middles = (boundaries[:-1] + boundaries[1:]) / np.float32(2)
         tops.append(np.float32(10.0 ** (i - 6)) * middles)
     positive = np.concatenate(tops)
-    parts = [[0.0, 1.0], positive, -positive] if signed else [[0.0, 1.0], positive]
-    return np.sort(np.concatenate(parts).astype(np.float32))
+    ends = np.array([0.0, 1.0], np.float32)
+    return np.sort(np.concatenate([ends, positive, -positive] if signed else [ends, positive]))
 
 
 def _linspace(start: np.float32, stop: np.float32, n: int) -> npt.NDArray[np.float32]:

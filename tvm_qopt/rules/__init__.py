@@ -1,6 +1,6 @@
 """Update rules: pure functions over an array namespace, one file each, and their registry.
 
-May import layer 0 only.  To add a rule: write its file with `@rule` and name it in the last line.
+May import layer 0 only.  To add a rule: write its file with `@rule` and name it at the end.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EPS = Hyper("eps", low=2.0**-126, high=1e30)  # float32 must hold it: 0/0 has no
 
 @dataclass(frozen=True)
 class Slot:
-    """A state tensor of a rule, by torch's name for it; nonnegative slots may use unsigned codes."""
+    """A state tensor of a rule, by torch's name; a nonnegative one may use unsigned codes."""
 
     name: str
     nonnegative: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def adam_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mappi
     an element: lr m_hat / (sqrt(v_hat) + eps) = -step_size m / (sqrt(v) + eps sqrt(1 - beta2^t)).
     With scalars="ascend" as the Ascend kernel: in float32 throughout and with t = step + 1.
     """
-    real = np.float32 if settings["scalars"] == "ascend" else float
+    real: Any = np.float32 if settings["scalars"] == "ascend" else float
     one = real(1)
     lr, beta1, beta2 = real(h["lr"]), real(h["beta1"]), real(h["beta2"])
     eps, weight_decay = real(h["eps"]), real(h["weight_decay"])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
+from tvm_qopt.targets import NATIVE, cuda_target
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
 _CODES = {"int": 0, "uint": 1, "float": 2}  # DLDataTypeCode
@@ -153,7 +154,7 @@ class _Window:
         if not self._address:
             raise MemoryError("no memory for the description of an array")
         sizes = (ctypes.c_int64 * len(shape)).from_address(self._address + struct_size)
-        sizes[:] = shape
+        sizes[:] = list(shape)
         managed = _Managed.from_address(self._address)
         managed.tensor = _Tensor(
             view.address + offset * (bits // 8),
@@ -215,3 +216,31 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
         target.copy_(torch.from_numpy(values), non_blocking=True)
     else:
         target[...] = target.__array_namespace__().asarray(values)
+
+
+def current_stream(like: Any, device: int) -> int:
+    """The handle of the CUDA stream on which the library of `like` queues work now."""
+    module = type(like).__module__.partition(".")[0]
+    if module == "torch":
+        import torch
+
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    if module == "cupy":
+        import cupy
+
+        return int(cupy.cuda.get_current_stream().ptr)
+    return 0  # the default stream
+
+
+def target_of(view: ArrayView) -> str:
+    """The preset that kernels for an array are built for: of its device."""
+    kind, index = view.device
+    if kind in (CPU, CUDA_HOST):
+        return NATIVE
+    if kind == CUDA:
+        from tvm_qopt.runtime.cuda import device_arch
+        from tvm_qopt.runtime.library import runtime_libraries
+
+        runtime_libraries("cuda", None)
+        return cuda_target(device_arch(index))
+    raise DeviceMismatch("param", expected="an array on cpu or cuda", got=view.device_name)

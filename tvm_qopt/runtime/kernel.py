@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tvm_qopt.errors import (
     ArtifactInvalid,
@@ -26,6 +27,7 @@ from tvm_qopt.runtime.arrays import (
     ArrayView,
     check_layout,
     copy_from_host,
+    current_stream,
     full_like,
     view_of,
     window,
@@ -163,6 +165,7 @@ class Plan:
         grad_scale: float = 1.0,
         gnorm_scale: float = 1.0,
         found_inf: Any = None,
+        stream: int | None = None,
         **hyper: float,
     ) -> bool:
         """Run the update once; the arrays of the plan change in place.
@@ -170,23 +173,42 @@ class Plan:
         step: the number of this update (the first is 1).  hyper: every hyper-parameter of the
         rule (`tvm_qopt.rules`), for adamw lr, beta1, beta2, eps, weight_decay.  grad_scale: the
         gradient is divided by it (a loss scale); gnorm_scale: and multiplied by it.  found_inf: a
-        number or one-element array; non-zero leaves everything as it is.
+        number or one-element array; non-zero leaves everything as it is.  stream: the handle of a
+        CUDA stream, the caller's current one by default; the step is queued there, and found_inf
+        is read on the host.
 
-        Returns whether the update ran (False: skipped by found_inf).  On a GPU it is queued on
-        the current stream, and found_inf is read on the host.  Raises HyperOutOfRange or
+        Returns whether the update ran (False: skipped by found_inf).  Raises HyperOutOfRange or
         UnknownName before anything is written.
         """
-        values = self._check(hyper, step)
-        factor = _gradient_factor(grad_scale, gnorm_scale)
+        scalars = self._scalars(step, grad_scale, gnorm_scale, hyper)
         if found_inf is not None and float(found_inf) != 0.0:
             return False
-        scalars = self._rule.derive(values, step, self._settings)
-        self._host_hyper[0] = factor
-        self._host_hyper[1:] = [scalars[name] for name in self._rule.scalars]
+        self._host_hyper[:] = scalars
         if self._host_hyper is not self._hyper:
             copy_from_host(self._hyper, self._host_hyper)
-        self._run()
+        self._run(stream)
         return True
+
+    def check(
+        self, *, step: int, grad_scale: float = 1.0, gnorm_scale: float = 1.0, **hyper: float
+    ) -> None:
+        """Raise what `step` would raise for these scalars; run nothing."""
+        self._scalars(step, grad_scale, gnorm_scale, hyper)
+
+    def _scalars(
+        self, step: int, grad_scale: float, gnorm_scale: float, hyper: Mapping[str, float]
+    ) -> npt.NDArray[np.float32]:
+        """What the kernel reads, in the order of spec.scalars."""
+        values = self._check(hyper, step)
+        factor = _gradient_factor(grad_scale, gnorm_scale)
+        with np.errstate(all="ignore"):
+            derived = self._rule.derive(values, step, self._settings)
+            scalars = np.array([factor, *(derived[n] for n in self._rule.scalars)], np.float32)
+        if not np.isfinite(scalars).all():
+            name = self.kernel.spec.scalars[int(np.flatnonzero(~np.isfinite(scalars))[0])]
+            got = ", ".join(f"{n}={value!r}" for n, value in values.items())
+            raise HyperOutOfRange(name, expected="a scalar that float32 can hold", got=got)
+        return scalars
 
     def _check(self, hyper: Mapping[str, float], step: int) -> dict[str, float]:
         if hyper.keys() != self._names:
@@ -200,9 +222,9 @@ class Plan:
             raise HyperOutOfRange("step", expected=wanted, got=repr(step))
         return {h.name: h.check(hyper[h.name]) for h in self._rule.hyper}
 
-    def _run(self) -> None:
+    def _run(self, stream: int | None) -> None:
         if self._device[0] == CUDA:
-            _on_stream(self._device, self._hyper, self._calls)
+            _run_on_stream(self._device, self._hyper, self._calls, stream)
             return
         threads = get_num_threads()
         for function, serial, arguments in self._calls:
@@ -259,7 +281,7 @@ def _arguments(
 
 
 def _gradient_factor(grad_scale: float, gnorm_scale: float) -> np.float32:
-    """The one factor on the gradient; float32 must hold it as a number that is not 0 by rounding."""
+    """The one factor on the gradient, as float32 must hold it."""
     divide, multiply = (
         hyper.check(value)
         for hyper, value in zip(GRADIENT_HYPER, (grad_scale, gnorm_scale), strict=True)
@@ -272,20 +294,14 @@ def _gradient_factor(grad_scale: float, gnorm_scale: float) -> np.float32:
     return factor
 
 
-def _on_stream(device: tuple[int, int], hyper: Any, calls: list[_Call]) -> None:
-    """Queue the calls on the stream that the caller's library uses now."""
+def _run_on_stream(
+    device: tuple[int, int], hyper: Any, calls: list[_Call], stream: int | None
+) -> None:
+    """Queue the calls on a stream, by default the one that the caller's library uses now."""
     import tvm_ffi
 
-    stream = 0
-    if type(hyper).__module__.startswith("torch"):
-        import torch
-
-        stream = torch.cuda.current_stream(device[1]).cuda_stream
-    elif type(hyper).__module__.startswith("cupy"):
-        import cupy
-
-        stream = cupy.cuda.get_current_stream().ptr
-    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", device[1]), stream):
+    handle = current_stream(hyper, device[1]) if stream is None else stream
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", device[1]), handle):
         for function, _, arguments in calls:
             function(*arguments)
 

@@ -36,7 +36,7 @@ def load_module(path: Path, *, kind: str, bundled: Path | None) -> Any:
 
 
 def runtime_libraries(kind: str, bundled: Path | None) -> None:
-    """Load what modules of a target kind need.  Without it their first parallel loop would crash."""
+    """Load what modules of a kind need: without it their first parallel loop crashes."""
     # Idle workers sleep at once: spinning takes the processor from the rest of a training step.
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
     _load("tvm_runtime", bundled)
@@ -61,6 +61,6 @@ def _load(name: str, bundled: Path | None) -> None:
                 _loaded[name] = libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
         except (OSError, RuntimeError) as error:
             raise ToolMissing(
-                f"lib{name}.so cannot be loaded ({str(error).splitlines()[0]}); install apache-tvm, "
-                "or build the artifact with --bundle"
+                f"lib{name}.so cannot be loaded ({str(error).splitlines()[0]}); install "
+                "apache-tvm, or build the artifact with --bundle"
             ) from error

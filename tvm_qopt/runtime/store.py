@@ -25,13 +25,15 @@ from tvm_qopt import errors
 from tvm_qopt.errors import ArtifactInvalid, ArtifactMissing, BuildError, StoreError, UnknownName
 from tvm_qopt.manifest import SCHEMA, artifact_key
 from tvm_qopt.runtime.kernel import Kernel
+from tvm_qopt.runtime.library import runtime_libraries
 from tvm_qopt.spec import KernelSpec
-from tvm_qopt.targets import NATIVE, TargetPreset, get_target
+from tvm_qopt.targets import NATIVE, TargetPreset, cuda_target, get_target
 
 POLICIES = ("build", "cached", "rebuild")
 SAY_AFTER = 0.7  # seconds of building before a line on stderr says so
 STALE_AFTER = 24 * 3600  # seconds after which the folder of a killed build is swept away
 BUILDING = ".building-"
+THIS_GPU = "cuda"
 
 _kernels: dict[Path, Kernel] = {}
 
@@ -42,12 +44,13 @@ def load(
     """The kernel of a spec for a target, or of an artifact folder.
 
     spec: a KernelSpec, its name (such as "adamw-dynamic8-b256-p_f32-g_f32"), or the path of a
-    folder that `tvm-qopt build` wrote.  policy: "build" (the default: what the store lacks is built
-    in a child process and kept), "cached" (never build), "rebuild"; also by TVM_QOPT_POLICY.
+    folder that `tvm-qopt build` wrote.  target: a preset, or "cuda" for this machine's GPU.
+    policy: "build" (the default: what the store lacks is built in a child process and kept),
+    "cached" (never build), "rebuild"; also by TVM_QOPT_POLICY.
 
     Loading runs the code of the artifact, and the hashes beside it are no signature: load only
-    folders you trust.  Raises ArtifactMissing, ArtifactInvalid, BuildError, ToolMissing, StoreError,
-    or what the spec's name is worth.
+    folders you trust.  Raises ArtifactMissing, ArtifactInvalid, BuildError, ToolMissing or
+    StoreError, and UnknownName or UnsupportedSpec for the spec.
     """
     if isinstance(spec, os.PathLike) or (isinstance(spec, str) and _is_folder(spec)):
         return _open(Path(spec).resolve())
@@ -59,7 +62,7 @@ def load_many(
 ) -> list[Kernel]:
     """The kernels of many specs; what the store lacks is built in one child process."""
     wanted = [KernelSpec.parse(spec) if isinstance(spec, str) else spec for spec in specs]
-    preset = get_target(target)
+    preset = get_target(_this_gpu() if target == THIS_GPU else target)
     policy = policy or os.environ.get("TVM_QOPT_POLICY") or "build"
     if policy not in POLICIES:
         raise UnknownName("policy", policy, POLICIES)
@@ -79,6 +82,14 @@ def load_many(
     if missing:
         _build_under_locks(root, missing, preset, rebuild=policy == "rebuild")
     return [_open(folder) for folder in folders]
+
+
+def _this_gpu() -> str:
+    """The preset for the first GPU of this machine."""
+    runtime_libraries("cuda", None)
+    from tvm_qopt.runtime.cuda import device_arch
+
+    return cuda_target(device_arch(0))
 
 
 def store_folder() -> Path:
