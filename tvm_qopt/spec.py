@@ -21,10 +21,8 @@ BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 NONFINITE = ("skip", "propagate")
 """Policies for an element whose scaled gradient or new state is not finite, the default first."""
 
-GRADIENT_HYPER = (
-    Hyper("grad_scale", low_open=True),
-    Hyper("gnorm_scale"),
-)
+GRAD_SCALE = Hyper("grad_scale", low_open=True)
+GNORM_SCALE = Hyper("gnorm_scale")
 """Given at each step beside the rule's own, 1 by default: the gradient is divided by the first
 (the loss scale) and multiplied by the second."""
 

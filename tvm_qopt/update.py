@@ -31,7 +31,10 @@ def blockwise(xp: ArrayNamespace, spec: KernelSpec, a: Mapping[str, Value]) -> d
     p_new, new = spec.rule_.update(xp, h, p, g, _zero_rule(xp, spec, old), settings)
     new = {name: xp.bind(value, f"{name}_new") for name, value in new.items()}
 
-    finite = xp.all_of(*(_magnitude(xp, value) < INFINITY for value in (g, *new.values())))
+    largest = _magnitude(xp, g)
+    for value in new.values():
+        largest = xp.maximum(largest, _magnitude(xp, value))
+    finite = largest < INFINITY
     skip = settings["nonfinite"] == "skip"
     out: dict[str, Value] = {}
     for slot, format_ in spec.slots:

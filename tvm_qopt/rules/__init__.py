@@ -42,13 +42,13 @@ class Hyper:
     def check(self, value: object) -> float:
         """Return the value as a float, or raise HyperOutOfRange (NaN is in no range)."""
         try:
-            number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+            number = math.nan if isinstance(value, (str, bytes, bool)) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):
             raise HyperOutOfRange(self.name, expected=self.range, got=repr(value)) from None
         above = number > self.low if self.low_open else number >= self.low
         below = number < self.high if self.high_open else number <= self.high
         if not (above and below):
-            raise HyperOutOfRange(self.name, expected=self.range, got=repr(number))
+            raise HyperOutOfRange(self.name, expected=self.range, got=repr(value))
         return number
 
 

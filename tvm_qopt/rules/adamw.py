@@ -30,11 +30,16 @@ def adam_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mappi
     an element: lr m_hat / (sqrt(v_hat) + eps) = -step_size m / (sqrt(v) + eps sqrt(1 - beta2^t)).
     With scalars="ascend" as the Ascend kernel: in float32 throughout and with t = step + 1.
     """
-    real: Any = np.float32 if settings["scalars"] == "ascend" else float
+    if settings["scalars"] == "ascend":
+        with np.errstate(all="ignore"):  # what float32 cannot hold is refused by the caller
+            return _scalars(h, np.float32(step) + np.float32(1), np.float32)
+    return _scalars(h, float(step), float)
+
+
+def _scalars(h: Mapping[str, float], t: Any, real: Any) -> Mapping[str, float]:
     one = real(1)
     lr, beta1, beta2 = real(h["lr"]), real(h["beta1"]), real(h["beta2"])
     eps, weight_decay = real(h["eps"]), real(h["weight_decay"])
-    t = real(step) + one if settings["scalars"] == "ascend" else real(step)
     c1 = one - beta1**t
     c2 = real(math.sqrt(one - beta2**t))
     return {

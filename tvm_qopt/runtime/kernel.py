@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_qopt.errors import (
     ArtifactInvalid,
@@ -37,7 +36,8 @@ from tvm_qopt.runtime.state import check_qmap, decode
 from tvm_qopt.runtime.threads import call_parallel, get_num_threads
 from tvm_qopt.spec import (
     CONST,
-    GRADIENT_HYPER,
+    GNORM_SCALE,
+    GRAD_SCALE,
     HYPER,
     PARAM,
     PER_BLOCK,
@@ -47,6 +47,7 @@ from tvm_qopt.spec import (
 from tvm_qopt.targets import NATIVE, host_features
 
 BUNDLE = "lib"
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 DEVICES = {"llvm": (CPU, CUDA_HOST), "cuda": (CUDA,)}
 VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is a `main_any`
 
@@ -145,7 +146,8 @@ class Plan:
         self.kernel = kernel
         spec = kernel.spec
         self._rule, self._settings = spec.rule_, spec.all_settings
-        self._names = frozenset(h.name for h in self._rule.hyper)
+        self._hyper_given: dict[str, float] = {}
+        self._hyper_values: dict[str, float] = {}
         self._first_step = self._rule.first_step(self._settings)
         views = _check_arguments(kernel, given)
         self.size = views["param"].size
@@ -196,30 +198,38 @@ class Plan:
         self._scalars(step, grad_scale, gnorm_scale, hyper)
 
     def _scalars(
-        self, step: int, grad_scale: float, gnorm_scale: float, hyper: Mapping[str, float]
-    ) -> npt.NDArray[np.float32]:
+        self, step: int, grad_scale: float, gnorm_scale: float, hyper: dict[str, float]
+    ) -> list[float]:
         """What the kernel reads, in the order of spec.scalars."""
-        values = self._check(hyper, step)
-        factor = _gradient_factor(grad_scale, gnorm_scale)
-        with np.errstate(all="ignore"):
-            derived = self._rule.derive(values, step, self._settings)
-            scalars = np.array([factor, *(derived[n] for n in self._rule.scalars)], np.float32)
-        if not np.isfinite(scalars).all():
-            name = self.kernel.spec.scalars[int(np.flatnonzero(~np.isfinite(scalars))[0])]
-            got = ", ".join(f"{n}={value!r}" for n, value in values.items())
+        self._check_step(step)
+        # Often the same from step to step.  (Only numbers compare without a surprise.)
+        if any(type(x) is not float for x in hyper.values()) or hyper != self._hyper_given:
+            self._hyper_values = self._check(hyper)
+            self._hyper_given = hyper
+        values = self._hyper_values
+        factor = GNORM_SCALE.check(gnorm_scale) / GRAD_SCALE.check(grad_scale)
+        derived = self._rule.derive(values, step, self._settings)
+        scalars = [factor, *(derived[name] for name in self._rule.scalars)]
+        if not all(abs(x) <= FLOAT32_MAX for x in scalars):
+            where = [abs(x) <= FLOAT32_MAX for x in scalars].index(False)
+            given = {"grad_scale": grad_scale, "gnorm_scale": gnorm_scale, **values, "step": step}
+            got = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            name = self.kernel.spec.scalars[where]
             raise HyperOutOfRange(name, expected="a scalar that float32 can hold", got=got)
         return scalars
 
-    def _check(self, hyper: Mapping[str, float], step: int) -> dict[str, float]:
-        if hyper.keys() != self._names:
-            for name in hyper.keys() - self._names:
-                raise UnknownName(f"hyper-parameter of {self._rule.name}", name, self._names)
-            missing = sorted(self._names - hyper.keys())
-            raise HyperOutOfRange(missing[0], expected="a number", got="nothing")
+    def _check_step(self, step: object) -> None:
         valid = isinstance(step, (int, np.integer)) and not isinstance(step, bool)
-        if not valid or not self._first_step <= step < 2**53:
+        if not valid or not self._first_step <= step < 2**53:  # type: ignore[operator]
             wanted = f"an integer of at least {self._first_step}"
             raise HyperOutOfRange("step", expected=wanted, got=repr(step))
+
+    def _check(self, hyper: Mapping[str, float]) -> dict[str, float]:
+        names = {h.name for h in self._rule.hyper}
+        for name in hyper.keys() - names:
+            raise UnknownName(f"hyper-parameter of {self._rule.name}", name, names)
+        for name in sorted(names - hyper.keys()):
+            raise HyperOutOfRange(name, expected="a number", got="nothing")
         return {h.name: h.check(hyper[h.name]) for h in self._rule.hyper}
 
     def _run(self, stream: int | None) -> None:
@@ -278,20 +288,6 @@ def _arguments(
         sizes = [int(size) for size in shape]
         tensors.append(window(views[t.name], offset=offset, shape=sizes, dtype=t.storage))
     return tuple(tensors)
-
-
-def _gradient_factor(grad_scale: float, gnorm_scale: float) -> np.float32:
-    """The one factor on the gradient, as float32 must hold it."""
-    divide, multiply = (
-        hyper.check(value)
-        for hyper, value in zip(GRADIENT_HYPER, (grad_scale, gnorm_scale), strict=True)
-    )
-    with np.errstate(over="ignore"):
-        factor = np.float32(multiply / divide)
-    if not np.isfinite(factor):
-        got = repr(grad_scale)
-        raise HyperOutOfRange("grad_scale", expected="a factor that float32 can hold", got=got)
-    return factor
 
 
 def _run_on_stream(
