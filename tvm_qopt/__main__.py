@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
-    from tvm_qopt.cli.app import app
+    try:
+        from tvm_qopt.cli.app import app
 
-    app(prog_name="tvm-qopt")
+        app(prog_name="tvm-qopt")
+    except KeyboardInterrupt:  # while the command line itself was being imported
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class KernelSpec:
             else:
                 settings[key] = value
         plain = cls.of(rule, state, **given)
-        return cls.of(rule, state, **given, **_typed_settings(plain, settings))
+        return cls.of(rule, state, **given, **parse_settings(plain, settings))
 
     @cached_property
     def scalars(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def _setting_text(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _typed_settings(spec: KernelSpec, texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_settings(spec: KernelSpec, texts: Mapping[str, str]) -> dict[str, Any]:
     """Settings from a name: the choice that is written so."""
     typed = {}
     for name, text in texts.items():

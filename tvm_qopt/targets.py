@@ -5,15 +5,17 @@ May import the standard library and layer 0 only.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_qopt.errors import UnknownName
+from tvm_qopt.errors import ToolMissing, UnknownName
 
 X86_FEATURES = {  # LLVM's name -> the flag in /proc/cpuinfo
     "sse3": "pni",
@@ -53,6 +55,8 @@ ARM_FEATURES = {"neon": "asimd", "fullfp16": "asimdhp", "sve": "sve", "sve2": "s
 _X86_V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16")
 _X86_V3 = (*_X86_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _X86_V4 = (*_X86_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+_RVV = ("+zve64d", "+zvl128b")
 
 CUDA_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Turing to Blackwell: T4, A100, A10, L4 and RTX 40, H100 and H200, B200, RTX 50."""
@@ -101,7 +105,9 @@ PRESETS: dict[str, TargetPreset] = {
         _x86("v4", _X86_V4),
         _cross("llvm-aarch64", "aarch64", mattr=["+neon"]),
         _cross("llvm-aarch64-sve", "aarch64", mattr=["+neon", "+sve"]),
-        _cross("llvm-riscv64", "riscv64", mattr=["+m", "+a", "+f", "+d", "+c", "+v"]),
+        # zve64d and zvl128b are what v stands for; TVM takes v itself for scalable vectors, which
+        # its lowering of masked stores does not survive
+        _cross("llvm-riscv64", "riscv64", mattr=["+m", "+a", "+f", "+d", "+c", *_RVV]),
         *(
             TargetPreset(f"cuda-{arch.replace('_', '')}", "cuda", {"arch": arch}, archs=(arch,))
             for arch in CUDA_ARCHS
@@ -128,6 +134,19 @@ def get_target(name: str) -> TargetPreset:
         joined = "+".join(arch.replace("_", "") for arch in archs)
         return TargetPreset(f"cuda-{joined}", "cuda", {"arch": archs[0]}, archs=archs)
     raise UnknownName("target", name, known_targets())
+
+
+def find_linker(preset: TargetPreset) -> str | None:
+    """The compiler driver that links for a target; None where a cross compiler is not installed.
+
+    Raises ToolMissing where this machine's own is missing.
+    """
+    if preset.linker and preset.machine != platform.machine():
+        return shutil.which(preset.linker)
+    for name in filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")):
+        if found := shutil.which(name):
+            return found
+    raise ToolMissing("no C compiler found to link the module: install gcc or clang, or set CC")
 
 
 def cuda_target(arch: str) -> str:

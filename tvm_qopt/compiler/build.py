@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ from tvm import s_tir, tirx
 from tvm_qopt.compiler.checks import check_in_place, check_stages
 from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
+from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.realign import element_align, in_place
 from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
 from tvm_qopt.errors import BuildError, StoreError, ToolMissing
 from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
 from tvm_qopt.spec import KernelSpec
-from tvm_qopt.targets import NATIVE, TargetPreset
+from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
 BUNDLE = "lib"
@@ -61,14 +61,20 @@ def _alignment(kind: str, entry: str, itemsize: int) -> int:
     return VECTOR_BYTES if entry == MAIN and kind != "llvm" else itemsize
 
 
-def compile_spec(spec: KernelSpec, preset: TargetPreset) -> Any:
-    """The TVM executable with every entry point of the target kind's schedule."""
-    entries = get_schedule(preset.kind, PATTERN).entries
-    module = tvm.IRModule({name: lower(spec, preset.kind, name).final for name in entries})
-    if preset.kind == "opencl":
-        register_barrier_fence()
-    with source_only() if preset.kind == "cuda" else nullcontext():
-        return tvm.compile(module, target=tvm_target(preset))
+def compile_spec(
+    spec: KernelSpec, preset: TargetPreset, entries: Sequence[str] | None = None
+) -> Any:
+    """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
+    names = entries or get_schedule(preset.kind, PATTERN).entries
+    try:
+        module = tvm.IRModule({name: lower(spec, preset.kind, name).final for name in names})
+        if preset.kind == "opencl":
+            register_barrier_fence()
+        with source_only() if preset.kind == "cuda" else nullcontext():
+            return tvm.compile(module, target=tvm_target(preset))
+    except tvm.error.InternalError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error
 
 
 def tvm_target(preset: TargetPreset) -> tvm.target.Target:
@@ -88,27 +94,39 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
     `out` may not exist, be empty, or hold an artifact, which is replaced.  bundle: put TVM's
     runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
     """
+    with _new_folder(out) as folder:
+        executable = compile_spec(spec, preset)
+        _export(executable, preset, folder)
+        if bundle:
+            _bundle(preset, folder)
+        manifest = _manifest(spec, preset, folder)
+        (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `out` at the end, or vanishes on an error."""
     if out.exists() and not out.is_dir():
         raise StoreError(f"{out}: a file is in the way of the artifact folder")
     if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
         raise StoreError(f"{out}: holds other files; give an empty or a new folder")
-    executable = compile_spec(spec, preset)
+    made = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=out.parent) as temporary:
             folder = Path(temporary) / out.name
             folder.mkdir(mode=0o700)
-            _export(executable, preset, folder)
-            if bundle:
-                _bundle(preset, folder)
-            manifest = _manifest(spec, preset, folder)
-            (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            yield folder
             if out.exists():
                 out.rename(Path(temporary) / "replaced")
             folder.rename(out)
     except OSError as error:
         raise StoreError(f"{out}: cannot be written: {error}") from error
-    return manifest
+    finally:
+        for parent in made:  # innermost first
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
 
 
 def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
@@ -124,19 +142,6 @@ def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
     executable.export_library(str(folder / LIBRARY), fcompile=link)
     if preset.kind == "opencl":
         (folder / OPENCL_SOURCE).write_text(opencl_source(executable), encoding="utf-8")
-
-
-def find_linker(preset: TargetPreset) -> str | None:
-    """The compiler driver that links for a target; None where a cross compiler is not installed.
-
-    Raises ToolMissing where this machine's own is missing.
-    """
-    if preset.linker and preset.machine != platform.machine():
-        return shutil.which(preset.linker)
-    for name in filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")):
-        if found := shutil.which(name):
-            return found
-    raise ToolMissing("no C compiler found to link the module: install gcc or clang, or set CC")
 
 
 def _linked_by(linker: str) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_qopt.errors import ArtifactInvalid, ToolMissing
-from tvm_qopt.version import FFI_VERSION
+from tvm_qopt.version import FFI_RANGE, FFI_VERSION
 
 _loaded: dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
@@ -26,7 +26,7 @@ def load_module(path: Path, *, kind: str, bundled: Path | None) -> Any:
     if not tvm_ffi.__version__.startswith(FFI_VERSION):
         raise ArtifactInvalid(
             f"{path}: made for apache-tvm-ffi {FFI_VERSION}, {tvm_ffi.__version__} is installed; "
-            f"pip install 'apache-tvm-ffi>={FFI_VERSION}.post0,<0.1.15'"
+            f"pip install '{FFI_RANGE}'"
         )
     runtime_libraries(kind, bundled)
     try:

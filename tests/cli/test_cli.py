@@ -1,0 +1,465 @@
+"""The commands as a user types them: in a process of their own where that is what is tested, else
+through typer's runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import tvm_qopt
+from tvm_qopt.cli import report
+from tvm_qopt.cli.app import app
+from tvm_qopt.cli.machine import why_not_here
+from tvm_qopt.runtime.store import store_folder
+from tvm_qopt.targets import PRESETS, get_target
+
+SPEC = "adamw-dynamic8-b256-p_f32-g_f32"
+ROOT = str(Path(tvm_qopt.__file__).parent.parent)
+
+
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def tvm_qopt_in_process(
+    *arguments: str | Path, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, (environment.pop("PYTHONPATH", ""), ROOT)))
+    return subprocess.run(
+        [sys.executable, "-m", "tvm_qopt", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def error_of(result: Any, code: int) -> str:
+    """The message of a command that failed as it should: one error line, no traceback."""
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert (result.exit_code if hasattr(result, "exit_code") else result.returncode) == code
+    return str(errors[0])
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "adamw8"
+    result = invoke("build", "adamw", "--state", "dynamic8", "--param", "float32", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert "kernel.so" in result.stdout
+    return out
+
+
+def test_help_loads_neither_tvm_nor_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from tvm_qopt.__main__ import main\n"
+        "sys.argv = ['tvm-qopt', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules), 'heavy modules'\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert all(name in run.stdout for name in ("build", "list", "show", "doctor", "demo"))
+
+
+@pytest.mark.parametrize("command", ["build", "list", "show", "doctor", "demo"])
+def test_each_command_explains_itself(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Exit codes" in result.stdout
+    assert "--json" in result.stdout
+    assert "Example" in result.stdout
+
+
+def test_version() -> None:
+    assert tvm_qopt.__version__ in invoke("--version").stdout
+
+
+# --- build ---
+
+
+def test_a_built_folder_is_loaded_elsewhere(artifact: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, tvm_qopt\n"
+        "kernel = tvm_qopt.load(sys.argv[1])\n"
+        "p = np.ones(1000, np.float32); g = np.ones_like(p)\n"
+        "state = kernel.init_state(p)\n"
+        "plan = kernel.plan(param=p, grad=g, state=state)\n"
+        "plan.step(step=1, lr=0.5, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)\n"
+        "print(p.min(), p.max())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(artifact)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT, "TVM_QOPT_POLICY": "cached"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    # the first step of Adam has the length lr
+    np.testing.assert_allclose([float(x) for x in run.stdout.split()], 0.5, rtol=1e-6)
+
+
+def test_several_specs_and_json(tmp_path: Path) -> None:
+    names = [f"adamw-{state}-b128-p_f32-g_f32" for state in ("dynamic8", "float32")]
+    run = tvm_qopt_in_process("build", *names, "--json", "-o", "both", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    artifacts = json.loads(run.stdout)["artifacts"]
+    assert [each["spec"] for each in artifacts] == names
+    for each, name in zip(artifacts, names, strict=True):
+        assert Path(each["folder"]) == tmp_path / "both" / name
+        assert tvm_qopt.load(Path(each["folder"])).spec.name == name
+
+
+def test_rule_options_and_settings(tmp_path: Path) -> None:
+    options = ["--param", "bfloat16", "--grad", "float32", "--block-size", "64"]
+    settings = ["--set", "nonfinite=propagate", "--set", "zero_rule=off"]
+    result = invoke("build", "adamw", *options, *settings, "-o", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    expected = tvm_qopt.KernelSpec.of(
+        "adamw",
+        param="bfloat16",
+        grad="float32",
+        block_size=64,
+        nonfinite="propagate",
+        zero_rule=False,
+    )
+    assert json.loads(result.stdout)["artifacts"][0]["spec"] == expected.name
+
+
+def test_building_into_the_store() -> None:
+    name = "adamw-dynamic8-b512-p_f32-g_f32"
+    result = invoke("build", name, "--store", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert tvm_qopt.load(name, policy="cached").spec.name == name
+    held = json.loads(invoke("list", "--json").stdout)["store"]
+    assert name in [each["spec"] for each in held["artifacts"]]
+
+
+def test_the_store_takes_only_what_runs_here() -> None:
+    other = "llvm-riscv64" if platform.machine() != "riscv64" else "llvm-aarch64"
+    assert other in error_of(invoke("build", "adamw", "--store", "--target", other), 2)
+
+
+@pytest.mark.skipif(platform.machine() == "aarch64", reason="aarch64 is no cross target here")
+def test_a_missing_linker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(report, "PIPE_WIDTH", 1000)  # no cell is folded
+    build: list[str | Path] = ["build", "adamw", "--target", "llvm-aarch64", "-o", tmp_path / "out"]
+    result = invoke(*build)
+    assert result.exit_code == 0, result.stderr
+    package = "gcc-aarch64-linux-gnu"
+    assert f"kernel.o only: no aarch64-linux-gnu-gcc to link it (apt install {package})" in (
+        result.stdout
+    )
+    (data,) = json.loads(invoke(*build, "--json").stdout)["artifacts"]
+    assert data["files"] == ["kernel.o"]
+    assert data["missing_linker"] == "aarch64-linux-gnu-gcc"
+    assert data["missing_package"] == package
+
+
+def test_a_missing_cuda_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_qopt.compiler import cuda
+
+    monkeypatch.setattr(cuda, "installed_compilers", list)
+    out = tmp_path / "out"
+    message = error_of(invoke("build", "adamw", "--target", "cuda-sm90", "-o", out), 1)
+    assert "nvcc" in message
+    assert "pip install 'tvm_qopt[cuda]'" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["build", "adamx", "-o", "x"], "unknown rule 'adamx'; known: adamw"),
+        (["build", "adamx-dynamic8", "-o", "x"], "unknown rule 'adamx'; known: adamw"),
+        (["build", "adamw", "--state", "int3", "-o", "x"], "unknown state 'int3'; known: "),
+        (["build", "adamw", "--target", "vax", "-o", "x"], "unknown target 'vax'; known: cuda-sm"),
+        (["build", "adamw", "--param", "int8", "-o", "x"], "param: one of ('float32'"),
+        (["build", "adamw", "--block-size", "100", "-o", "x"], "block_size: one of (64,"),
+        (["build", "adamw", "--set", "decay=never", "-o", "x"], "value of the setting decay"),
+        (["build", "adamw", "--set", "colour=red", "-o", "x"], "unknown setting of adamw 'colour'"),
+        (["build", "adamw-dynamic8-b256-p_f99", "-o", "x"], "unknown dtype 'f99'; known: bf16"),
+        (["show", "adamw", "--entry", "middle"], "unknown entry point of llvm 'middle'; known: "),
+        (["show", "adamw", "--target", "vax"], "unknown target 'vax'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_unknown_names_list_what_exists(
+    arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in error_of(invoke(*arguments), 2)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", "adamw"],
+        ["build", "-o", "x"],
+        ["build", "adamw", "-o", "x", "--store"],
+        ["build", "adamw", "--store", "--bundle"],
+        ["build", SPEC, "--state", "float32", "-o", "x"],
+        ["build", "adamw", "--set", "decay", "-o", "x"],
+        ["show", "adamw", "--what", "soul"],
+        ["demo", "--steps", "0"],
+        ["frobnicate"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_files_are_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "holds other files" in error_of(invoke("build", "adamw", "-o", tmp_path), 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "a system folder"])
+def test_a_folder_that_cannot_be_written(place: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    out = {"a file": file, "below a file": file / "x" / "y", "a system folder": Path("/proc/x/y")}
+    assert str(out[place]) in error_of(invoke("build", "adamw", "-o", out[place]), 1)
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+@pytest.mark.parametrize("when", ["starting", "compiling", "storing"])
+def test_interrupt_leaves_nothing(when: str, tmp_path: Path) -> None:
+    where = ["--store"] if when == "storing" else ["-o", "out"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tvm_qopt", "build", "adamw", *where],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT, "TVM_QOPT_STORE": str(tmp_path / "store")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell without job control lets background processes ignore it, which is inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert child.stderr is not None
+    if when == "starting":
+        time.sleep(0.5)
+    else:
+        assert "building" in child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    # Python ends itself by the signal where it came inside exec(); a shell shows 130 for both
+    assert child.returncode in (130, -signal.SIGINT), err
+    assert "Traceback" not in err
+    assert not out
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert not left
+
+
+def test_an_error_of_tvm_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ctrl-C comes in Python that TVM has called, TVM raises an error of its own kind."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("packed function failed") from None
+
+    from tvm_qopt.compiler import build
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(build, "build", interrupted)
+    try:
+        result = invoke("build", "adamw", "-o", "x")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "interrupted" in error_of(result, 130)
+
+
+# --- list ---
+
+
+def test_list_json() -> None:
+    data = json.loads(tvm_qopt_in_process("list", "--json").stdout)
+    assert [each["rule"] for each in data["rules"]] == sorted(
+        each["rule"] for each in data["rules"]
+    )
+    adamw = next(each for each in data["rules"] if each["rule"] == "adamw")
+    assert adamw["slots"] == ["exp_avg", "exp_avg_sq"]
+    assert {"dynamic8", "dynamic8s", "float32"} <= {each["state"] for each in data["states"]}
+    here = {each["target"]: each["runs here"] for each in data["targets"]}
+    assert here["llvm-native"] == "yes"
+    assert set(PRESETS) < set(here)
+    assert data["store"]["folder"] == str(store_folder())
+
+
+def test_list_is_for_people_too(artifact: Path) -> None:
+    result = invoke("list")
+    assert result.exit_code == 0
+    for word in ("adamw", "dynamic8", "cuda-sm90", "llvm-native"):
+        assert word in result.stdout
+
+
+def test_list_survives_a_bad_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = tvm_qopt_in_process("list", TVM_QOPT_STORE=str(tmp_path / "file"))
+    assert run.returncode == 0
+    assert "adamw" in run.stdout
+    assert "cannot be made" in run.stderr
+
+
+def test_list_shows_a_damaged_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_QOPT_STORE", str(tmp_path / "store"))
+    folder = store_folder() / "0123"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{")
+    (row,) = json.loads(invoke("list", "--json").stdout)["store"]["artifacts"]
+    assert row["spec"].startswith("damaged")
+
+
+def test_why_not_here_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_qopt.cli import machine
+
+    monkeypatch.setattr(machine, "gpu_archs", lambda: ("sm_89",))
+    assert why_not_here(get_target("cuda-sm86")) is None
+    assert why_not_here(get_target("cuda-sm80+sm90")) is None
+    assert "sm_89" in str(why_not_here(get_target("cuda-sm90")))
+    monkeypatch.setattr(machine, "gpu_archs", lambda: ())
+    assert "no NVIDIA GPU" in str(why_not_here(get_target("cuda-sm90")))
+
+
+# --- show ---
+
+LOOKS_LIKE: dict[str, Callable[[str], bool]] = {
+    "definition": lambda text: "exp_avg_new" in text and "T.prim_func" in text,
+    "schedule": lambda text: "def apply_trace" in text and "T.parallel" in text,
+    "source": lambda text: "target triple" in text and "define" in text,
+    "asm": lambda text: ".text" in text and ".globl" in text,
+}
+
+
+@pytest.mark.parametrize("what", LOOKS_LIKE)
+def test_show(what: str) -> None:
+    result = invoke("show", SPEC, "--what", what)
+    assert result.exit_code == 0, result.stderr
+    assert LOOKS_LIKE[what](result.stdout)
+
+
+@pytest.mark.parametrize(("what", "sign"), [("source", "__global__"), ("asm", ".target sm_90")])
+def test_show_for_cuda(what: str, sign: str) -> None:
+    if what == "asm":
+        from tvm_qopt.compiler.cuda import find_cuda_compiler
+
+        if find_cuda_compiler() is None:
+            pytest.skip("no nvcc and no NVRTC: PTX needs one of them")
+    result = invoke("show", SPEC, "--target", "cuda-sm90", "--what", what)
+    assert result.exit_code == 0, result.stderr
+    assert sign in result.stdout
+
+
+def test_show_for_opencl() -> None:
+    result = invoke("show", SPEC, "--target", "opencl", "--what", "source")
+    assert result.exit_code == 0, result.stderr
+    assert "__kernel" in result.stdout
+    assert "--what source" in error_of(
+        invoke("show", "adamw", "--target", "opencl", "--what", "asm"), 2
+    )
+
+
+def test_show_of_one_entry_as_json() -> None:
+    arguments = ["show", "adamw", "--what", "source", "--entry", "tail", "--json"]
+    data = json.loads(invoke(*arguments).stdout)
+    assert (data["spec"], data["entry"], data["what"]) == (SPEC, "tail", "source")
+    assert "__tvm_ffi_tail" in data["source"]
+    assert "__tvm_ffi_main_serial" not in data["source"]
+
+
+# --- doctor ---
+
+
+def checks_of(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {each["name"]: each for each in json.loads(run.stdout)["checks"]}
+
+
+def test_doctor_of_a_sound_installation() -> None:
+    run = tvm_qopt_in_process("doctor", "--json")
+    checks = checks_of(run)
+    failed = [each for each in checks.values() if each["status"] == "failed"]
+    assert not failed
+    assert run.returncode == 0, run.stderr
+    assert "is right" in checks["trial"]["found"]
+
+
+def test_doctor_without_tvm(tmp_path: Path) -> None:
+    for name in ("tvm", "tvm_ffi"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('libtvm.so: no such file')")
+    run = tvm_qopt_in_process("doctor", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    assert not run.stderr
+    assert "no such file" in run.stdout
+    assert "pip install 'apache-tvm==" in run.stdout
+    assert "not tried" in run.stdout
+
+
+def test_doctor_of_another_version(tmp_path: Path) -> None:
+    info = tmp_path / "apache_tvm_ffi-0.1.15.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm-ffi\nVersion: 0.1.15\n")
+    run = tvm_qopt_in_process("doctor", "--json", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    check = checks_of(run)["apache-tvm-ffi"]
+    assert check["status"] == "failed"
+    assert check["found"].startswith("0.1.15, not ")
+    assert "apache-tvm-ffi>=" in check["mend"]
+
+
+def test_doctor_of_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "tvm.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    run = tvm_qopt_in_process("doctor", "--json", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 1
+    assert "died of signal 11" in checks_of(run)["TVM compiler"]["found"]
+
+
+def test_doctor_of_missing_tools_and_a_bad_store(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "1").mkdir(mode=0o777)
+    (store / "1").chmod(0o777)
+    environment: Any = {"PATH": str(tmp_path), "CC": "", "TVM_QOPT_STORE": str(store)}
+    checks = checks_of(
+        tvm_qopt_in_process("doctor", "--json", TVM_NUM_THREADS="many", **environment)
+    )
+    assert checks["C compiler"]["status"] == "failed"
+    assert "apt install gcc" in checks["C compiler"]["mend"]
+    assert checks["store"]["status"] == "failed"
+    assert "TVM_QOPT_STORE" in checks["store"]["mend"]
+    assert checks["threads"]["status"] == "warning"
+    assert "'many'" in checks["threads"]["mend"]

@@ -1,0 +1,96 @@
+"""The demo, end to end; its network's gradients against differences."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import tvm_qopt
+from tvm_qopt.cli import demo
+from tvm_qopt.cli.app import app
+from tvm_qopt.demo import network
+
+missing = [module for module in demo.NEEDS if importlib.util.find_spec(module) is None]
+needs_extra = pytest.mark.skipif(
+    bool(missing), reason=f"{' and '.join(missing)}: not installed (pip install 'tvm_qopt[demo]')"
+)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@needs_extra
+def test_demo_end_to_end(tmp_path: Path) -> None:
+    root = str(Path(tvm_qopt.__file__).parent.parent)
+    run = subprocess.run(
+        [sys.executable, "-m", "tvm_qopt", "demo", "--steps", "60", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    data = json.loads(run.stdout)
+    figure = tmp_path / "tvm_qopt_demo" / "loss.png"
+    assert data["figure"] == str(figure)
+    assert figure.read_bytes().startswith(PNG)
+    low_bit, full = data["runs"]
+    assert low_bit["losses"][0] == full["losses"][0]  # the same weights and batch
+    assert len(low_bit["losses"]) == len(full["losses"]) == 60
+    assert low_bit["state_bytes"] < 0.27 * full["state_bytes"]  # (2 + 12 / 256) / 8, and rests
+    for each in (low_bit, full):
+        assert each["accuracy"] > 0.85
+        assert each["final_loss"] < 0.4
+        assert each["step_us"] > 0
+    # 60 steps of 8-bit and of float32 state: the same course within a third
+    assert abs(low_bit["final_loss"] / full["final_loss"] - 1) < 1 / 3
+
+
+@needs_extra
+def test_demo_table_says_where_the_figure_is(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    result = CliRunner().invoke(app, ["demo", "--steps", "2", "--seed", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.stderr
+    assert str(out / "loss.png") in result.stdout
+    assert "8-bit AdamW, compiled" in result.stdout
+
+
+def test_demo_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "NEEDS", {"no_such_module": "scikit-learn"})
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 1
+    assert result.stderr == ("error: the demo needs scikit-learn: pip install 'tvm_qopt[demo]'\n")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_extra
+def test_demo_into_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file" / "x")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: --out {tmp_path}/file/x: cannot be written")
+
+
+def test_gradients_are_the_differences_of_the_loss() -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: w.astype(np.float64) for name, w in network.init_weights(rng).items()}
+    x, labels = rng.random((8, network.SIZES[0])), rng.integers(0, 10, 8)
+    grads = {name: np.zeros_like(w) for name, w in weights.items()}
+    network.backward(weights, x, labels, grads)  # type: ignore[arg-type]
+    for name, w in weights.items():
+        direction = rng.standard_normal(w.shape)
+        losses = []
+        for h in (1e-6, -1e-6):
+            moved = {**weights, name: w + h * direction}
+            logits = network.forward(moved, x)[-1]  # type: ignore[arg-type]
+            losses.append(network.loss_of(logits, labels)[0])
+        slope = (losses[0] - losses[1]) / 2e-6
+        np.testing.assert_allclose((grads[name] * direction).sum(), slope, rtol=1e-5, atol=1e-8)

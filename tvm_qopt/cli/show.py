@@ -1,0 +1,109 @@
+"""`tvm-qopt show`: a kernel at each step of its making."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_qopt.cli.build import compiler
+from tvm_qopt.cli.report import paragraphs, print_json, results, waiting
+from tvm_qopt.cli.specs import SPEC_HELP, TARGET_HELP, SpecOptions, resolve
+from tvm_qopt.errors import UnknownName, UnsupportedSpec
+from tvm_qopt.targets import NATIVE, TargetPreset, get_target
+
+if TYPE_CHECKING:
+    from tvm_qopt.spec import KernelSpec
+
+HELP = paragraphs(
+    """Print a kernel's definition, schedule, generated source or assembly.
+
+definition: the unscheduled function (TVMScript). schedule: the trace as schedule source, which can
+be taken over by hand, then the scheduled function. source: CUDA or OpenCL C, or LLVM IR for CPUs.
+asm: assembly, or for cuda the PTX of its first architecture.
+
+[bold]Examples[/bold]
+
+[cyan]tvm-qopt show adamw --what schedule[/cyan]
+
+[cyan]tvm-qopt show adamw-dynamic8-b256-p_bf16-g_bf16 --target cuda-sm90 --what source[/cyan]
+
+Exit codes: 0 printed; 1 failed (a compiler is missing); 2 wrong usage or an unknown name.
+"""
+)
+
+
+class What(str, Enum):
+    """The steps that can be shown."""
+
+    DEFINITION = "definition"
+    SCHEDULE = "schedule"
+    SOURCE = "source"
+    ASM = "asm"
+
+
+def show(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP)],
+    target: Annotated[str, typer.Option(help=TARGET_HELP)] = NATIVE,
+    what: Annotated[What, typer.Option(help="The step to show.")] = What.SCHEDULE,
+    entry: Annotated[
+        str,
+        typer.Option(help="The entry point: main (full blocks), tail (the short last block) ..."),
+    ] = "main",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    (wanted,), preset = resolve([spec], SpecOptions()), get_target(target)
+    with waiting(f"compiling {wanted.name} for {preset.name}"):
+        parts = _parts(wanted, preset, entry, what)
+    if json:
+        names = {"spec": wanted.name, "target": preset.name, "entry": entry, "what": what.value}
+        print_json({**names, **{name: text for name, (text, _) in parts.items()}})
+        return
+    for text, language in parts.values():
+        _print_code(text, language)
+
+
+def _parts(
+    spec: KernelSpec, preset: TargetPreset, entry: str, what: What
+) -> dict[str, tuple[str, str]]:
+    """Name -> text and its language."""
+    build = compiler()
+    entries = build.get_schedule(preset.kind, build.PATTERN).entries
+    if entry not in entries:
+        raise UnknownName(f"entry point of {preset.kind}", entry, entries)
+    lowered = build.lower(spec, preset.kind, entry)
+    if what is What.DEFINITION:
+        return {"definition": (lowered.definition.script(), "python")}
+    if what is What.SCHEDULE:
+        script = lowered.scheduled.mod.script()
+        return {"trace": (str(lowered.scheduled.trace), "python"), "script": (script, "python")}
+    if what is What.ASM and preset.kind == "opencl":
+        raise UnsupportedSpec("asm: a driver compiles OpenCL C where it runs; see --what source")
+    return {what.value: _generated(build.compile_spec(spec, preset, [entry]), preset, what)}
+
+
+def _generated(executable: Any, preset: TargetPreset, what: What) -> tuple[str, str]:
+    from tvm_qopt.compiler.cuda import compile_ptx, device_source
+    from tvm_qopt.compiler.opencl import opencl_source
+
+    if preset.on_cpu:
+        form, language = ("ll", "llvm") if what is What.SOURCE else ("s", "gas")
+        return str(executable.mod.inspect_source(form)), language
+    if preset.kind == "cuda":
+        source = device_source(executable)
+        if what is What.SOURCE:
+            return source, "cuda"
+        return compile_ptx(source, preset.archs[0]), "ptx"
+    return opencl_source(executable), "c"
+
+
+def _print_code(text: str, language: str) -> None:
+    """In colours on a terminal, as it is elsewhere."""
+    console = results()
+    if not console.is_terminal:
+        print(text)
+        return
+    from rich.syntax import Syntax
+
+    console.print(Syntax(text, language, background_color="default"), soft_wrap=True)
