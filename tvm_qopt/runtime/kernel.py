@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -387,7 +386,12 @@ def _check_overlap(wanted: Mapping[str, TensorSpec], views: Mapping[str, ArrayVi
     spans = sorted(
         (v.address, v.address + v.size * v.itemsize, n) for n, v in views.items() if v.size
     )
-    for (_, end, name), (start, _, other) in itertools.pairwise(spans):
-        if start < end and (wanted[name].output or wanted[other].output):
-            got = f"memory shared with {name}"
-            raise ShapeMismatch(other, expected="an array with memory of its own", got=got)
+    reach, written = (0, ""), (0, "")  # how far any span so far goes, and any that is written
+    for start, end, name in spans:
+        other_end, other = reach if wanted[name].output else written
+        if start < other_end:
+            got = f"memory shared with {other}"
+            raise ShapeMismatch(name, expected="an array with memory of its own", got=got)
+        reach = max(reach, (end, name))
+        if wanted[name].output:
+            written = max(written, (end, name))
