@@ -17,7 +17,8 @@ def merge_loops(placement: Placement, stages: Iterable[str], depth: int) -> obje
     """Fuse the loops at one depth of stages that stand side by side, all of the same extent.
 
     Before: for b: A[b]; for b: B[b].  After: for b: A[b]; B[b].
-    The fused loop stands where the last of them stood.
+    The fused loop stands where the last of them stood, and holds them in the order given, which
+    TVM takes on trust: name producers before their consumers.
     """
     found = [loops(placement, stage)[depth] for stage in stages]
     return found[0] if len(found) == 1 else placement.sch.merge(*found)

@@ -77,17 +77,39 @@ class Manifest:
 
 def _typed(data: dict[str, Any], where: str) -> Manifest:
     try:
+        _check_types(data)
         data["tensors"] = tuple(
             TensorSpec(**{**t, "shape": tuple(t["shape"])}) for t in data["tensors"]
         )
-        for name in ("features", "archs", "scalars", "entries"):
-            data[name] = tuple(map(str, data[name]))
-        files = data["files"] = dict(data["files"])
+        spec = KernelSpec.parse(data["spec"])
     except (TypeError, KeyError, ValueError) as error:
-        raise ArtifactInvalid(f"{where}: damaged manifest ({error!r})") from None
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+        raise ArtifactInvalid(f"{where}: damaged, or of rules unknown here ({error!r})") from None
+    if (spec.tensors, spec.scalars) != (data["tensors"], data["scalars"]):
+        raise ArtifactInvalid(
+            f"{where}: {spec.name} takes other arguments in this version of tvm_qopt; build again"
+        )
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in data["files"]):
         raise ArtifactInvalid(f"{where}: a file of the manifest lies outside the artifact")
     return Manifest(**data)
+
+
+def _check_types(data: dict[str, Any]) -> None:
+    """Raise TypeError for a field of another type; make tuples of the lists of texts."""
+    for name in ("features", "archs", "scalars", "entries"):
+        data[name] = tuple(_checked(text, str, name) for text in _checked(data[name], list, name))
+    for name in ("spec", "target", "kind", "machine", "key"):
+        _checked(data[name], str, name)
+    for name in ("serial_below", "workspace"):
+        _checked(data[name], int, name)
+    for name in ("files", "schedule", "versions"):
+        for text in _checked(data[name], dict, name).values():
+            _checked(text, str, name)
+
+
+def _checked(value: Any, kind: type, name: str) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{name}: expected {kind.__name__}, got {value!r}")
+    return value
 
 
 def sha256_of(path: Path) -> str:

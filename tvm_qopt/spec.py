@@ -100,7 +100,7 @@ class KernelSpec:
         for slot, name in zip(slots, self.state, strict=True):
             if not slot.nonnegative and not get_format(name).signed:
                 raise UnsupportedSpec(f"state: {slot.name} is signed, {name} is not")
-        if self.block_size not in BLOCK_SIZES:
+        if self.block_size not in BLOCK_SIZES or not isinstance(self.block_size, int):
             raise UnsupportedSpec(f"block_size: one of {BLOCK_SIZES}, got {self.block_size!r}")
         for role, dtype in (("param", self.param), ("grad", self.grad)):
             if dtype not in STORAGE:
@@ -151,21 +151,17 @@ class KernelSpec:
         """The spec of a name as `name` writes it; block size and dtypes may be left out."""
         rule, _, rest = name.partition("-")
         state, *parts = rest.split("-") if rest else ["dynamic8"]
-        dtypes = {short: dtype for dtype, short in SHORT.items()}
         given: dict[str, Any] = {}
-        settings: dict[str, str] = {}
         for part in parts:
-            key, _, value = part.rpartition("_")
-            if re.fullmatch(r"b\d+", part):
-                given["block_size"] = int(part[1:])
-            elif key in ("p", "g"):
-                if value not in dtypes:
-                    raise UnknownName("dtype", value, dtypes)
-                given["param" if key == "p" else "grad"] = dtypes[value]
-            else:
-                settings[key] = value
-        plain = cls.of(rule, state, **given)
-        return cls.of(rule, state, **given, **parse_settings(plain, settings))
+            what, value = _read_part(part)
+            if what in given:
+                raise UnsupportedSpec(f"spec name: {name!r} gives {what} twice")
+            given[what] = value
+        fields = {
+            what: given.pop(what) for what in ("block_size", "param", "grad") if what in given
+        }
+        plain = cls.of(rule, state, **fields)
+        return cls.of(rule, state, **fields, **parse_settings(plain, given))
 
     @cached_property
     def scalars(self) -> tuple[str, ...]:
@@ -217,6 +213,22 @@ def _formats_of(rule: Rule, state: str) -> tuple[str, ...]:
         if name not in FORMATS:
             raise UnknownName("state", name, {**FORMATS, **FAMILIES})
     return tuple(names * len(rule.slots) if len(names) == 1 else names)
+
+
+def _read_part(part: str) -> tuple[str, Any]:
+    """What a part of a spec's name is about, and its value (of a setting, as text)."""
+    if re.fullmatch(r"b\d+", part):
+        return "block_size", int(part[1:])
+    what, underscore, value = part.rpartition("_")
+    if not underscore:
+        forms = ("b<block size>", "p_<dtype>", "g_<dtype>", "<setting>_<value>")
+        raise UnknownName("part of a spec's name", part, forms)
+    if what not in ("p", "g"):
+        return what, value
+    dtypes = {short: dtype for dtype, short in SHORT.items()}
+    if value not in dtypes:
+        raise UnknownName("dtype", value, dtypes)
+    return "param" if what == "p" else "grad", dtypes[value]
 
 
 def _setting_text(value: Any) -> str:

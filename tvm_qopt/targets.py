@@ -56,7 +56,7 @@ _X86_V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16")
 _X86_V3 = (*_X86_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _X86_V4 = (*_X86_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
-_RVV = ("+zve64d", "+zvl128b")
+_RVV = ("+zve64d", "+zvl128b", "+zfhmin")
 
 CUDA_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Turing to Blackwell: T4, A100, A10, L4 and RTX 40, H100 and H200, B200, RTX 50."""
@@ -106,7 +106,8 @@ PRESETS: dict[str, TargetPreset] = {
         _cross("llvm-aarch64", "aarch64", mattr=["+neon"]),
         _cross("llvm-aarch64-sve", "aarch64", mattr=["+neon", "+sve"]),
         # zve64d and zvl128b are what v stands for; TVM takes v itself for scalable vectors, which
-        # its lowering of masked stores does not survive
+        # its lowering of masked stores does not survive.  zfhmin: without it float16 is converted
+        # by calls whose convention TVM gets wrong.
         _cross("llvm-riscv64", "riscv64", mattr=["+m", "+a", "+f", "+d", "+c", *_RVV]),
         *(
             TargetPreset(f"cuda-{arch.replace('_', '')}", "cuda", {"arch": arch}, archs=(arch,))

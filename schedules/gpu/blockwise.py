@@ -8,7 +8,6 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_qopt.compiler.define import OUT
 from tvm_qopt.compiler.schedule import ANY, MAIN, TAIL, Placement, schedule
 from tvm_qopt.schedules.common import loops, merge_loops
 
@@ -59,16 +58,21 @@ def blockwise(placement: Placement) -> None:
     two elements.  `main_any` is the same without vectors.  The tail has a loop of unknown length in
     place of the unrolled ones, with a test for each element, and its moments lie in local memory.
 
-    Never run on a GPU; PoCL and Oclgrind run it.  sm_90, float32, by ptxas: 60 registers at 256,
-    no spills.  Dropped: vectors through the whole of the arithmetic (OpenCL has no such booleans);
-    one vector a thread (twice the shuffles an element, and barriers between two warps at 256).
+    Not timed on a GPU yet; PoCL and Oclgrind run it.  AdamW with dynamic8 by nvcc 13: 59 registers
+    at blocks of 256 for sm_90, 67 at 4096, no spills for sm_75 to sm_120; 188 PTX instructions an
+    element, so arithmetic and not memory may be the limit of the fastest cards.  Tried and dropped:
+    a buffer index with the thread in it (TVM then gives each thread the registers of all).  Weighed
+    only: vectors through the whole of the arithmetic (OpenCL's vector booleans are of another
+    kind); one vector a thread (twice the shuffles an element, and at 256 two warps with barriers
+    between); a code book in shared memory (a search meets one bank as it meets one line).
     """
     sch, tiling, (reductions,) = placement.sch, _tiling(placement), placement.reductions
-    results = tuple(s for s in placement.per_block[1] if s.endswith(OUT))
-    scalars = tuple(s for s in placement.per_block[1] if not s.endswith(OUT))
-    all_stages = (*placement.elements[0], *results)
-    step_scalars = _copy_in(placement, all_stages, _of_step)
-    block_scalars = _copy_in(placement, all_stages, _of_block)
+    arguments = _arguments(placement)
+    results = tuple(stage for stage in placement.per_block[1] if stage in arguments)
+    scalars = tuple(stage for stage in placement.per_block[1] if stage not in arguments)
+    readers = (*placement.elements[0], *results)
+    step_scalars = _copy_in(placement, readers, _of_step)
+    block_scalars = _copy_in(placement, readers, _of_block)
     first, second = (_sweep(placement, stages) for stages in placement.elements[:2])
 
     _set_scope(placement, (*first.compute, *scalars, *second.compute), "local")
@@ -104,14 +108,19 @@ def _tiling(placement: Placement) -> Tiling:
 # --- copies between arguments and registers ---
 
 
+def _arguments(placement: Placement) -> frozenset[str]:
+    """The names of the kernel's arguments; a stage of such a name is an output."""
+    return frozenset(param.name for param in placement.sch.mod["main"].params)
+
+
 def _sweep(placement: Placement, stages: tuple[str, ...]) -> Sweep:
     """The stages with a copy in of each argument they read and a copy out of each they write."""
-    sch = placement.sch
+    sch, arguments = placement.sch, _arguments(placement)
     loads = _copy_in(placement, stages, lambda region: len(region.region) == 2)
     stores = tuple(
         str(sch.get(sch.cache_write(sch.get_sblock(stage), 0, "local")).name_hint)
         for stage in stages
-        if stage.endswith(OUT)
+        if stage in arguments
     )
     return Sweep(loads, stages, stores)
 
@@ -120,8 +129,7 @@ def _copy_in(
     placement: Placement, stages: Iterable[str], wanted: Callable[[Any], bool]
 ) -> tuple[str, ...]:
     """Copy arguments that the stages read to registers first; the names of the copying stages."""
-    sch = placement.sch
-    arguments = {param.name for param in sch.mod["main"].params}
+    sch, arguments = placement.sch, _arguments(placement)
     copies = []
     for stage in stages:
         for region in sch.get(sch.get_sblock(stage)).reads:
@@ -144,12 +152,10 @@ def _of_step(region: Any) -> bool:
 
 def _set_scope(placement: Placement, stages: Iterable[str], scope: str) -> None:
     """Where the results of stages live; outputs are arguments and have their place."""
-    sch = placement.sch
-    arguments = {param.name for param in sch.mod["main"].params}
+    sch, arguments = placement.sch, _arguments(placement)
     for stage in stages:
-        block = sch.get_sblock(stage)
-        if sch.get(block).writes[0].source.name not in arguments:
-            sch.set_scope(block, 0, scope)
+        if stage not in arguments:
+            sch.set_scope(sch.get_sblock(stage), 0, scope)
 
 
 # --- threads ---
@@ -200,12 +206,13 @@ def _keep_in_registers(placement: Placement, stages: Iterable[str], tiling: Tili
     The thread is left out of the index, since registers are its own; TVM, which thinks of one
     array, has to be told that this is injective.  It also bounds the length of a tail.
     """
-    sch, run = placement.sch, tiling.threads * tiling.vector
+    sch, arguments = placement.sch, _arguments(placement)
+    run = tiling.threads * tiling.vector
 
     def layout(b: Any, i: Any) -> tuple[Any, ...]:
         return b, i % (tiling.outer * run) // run, i % tiling.vector
 
     for stage in stages:
-        if not stage.endswith(OUT):
+        if stage not in arguments:
             block = sch.get_sblock(stage)
             sch.transform_layout(block, ("write", 0), layout, assume_injective_transform=True)

@@ -46,12 +46,14 @@ class _Access:
 
 
 def check_in_place(func: tirx.PrimFunc) -> None:
-    """The scheduled function before its outputs become its inputs: no read after the overwrite.
+    """The scheduled function before its outputs become its inputs: no read after the overwrite, and
+    no stage ahead of what it reads (TVM's merge of loops looks for neither).
 
     For each stage that reads X and the stage that writes X_out: the reader stands before the
     writer, and every loop around both moves the writer's index, so that no later turn of the loop
     reads what an earlier one wrote.  Raises AssertionError.
     """
+    _check_order(func)
     reads, writes = _accesses(func)
     for name, writer in writes.items():
         for reader in reads.get(name, ()):
@@ -62,6 +64,17 @@ def check_in_place(func: tirx.PrimFunc) -> None:
                 f"{writer.stage} writes {name} in a loop ({', '.join(v.name for v in fixed)}) in "
                 f"which {reader.stage} still reads it"
             )
+
+
+def _check_order(func: tirx.PrimFunc) -> None:
+    """Each stage stands after the one that makes what it reads."""
+    made = {param.name for param in func.params}
+    for realize, _ in _leaves(func.body.block.body, frozenset()):
+        own = {region.source.name for region in realize.block.writes}
+        for region in realize.block.reads:
+            name = region.source.name
+            assert name in made | own, f"{realize.block.name_hint} reads {name} before it is made"
+        made |= own
 
 
 def _accesses(func: tirx.PrimFunc) -> tuple[dict[str, list[_Access]], dict[str, _Access]]:

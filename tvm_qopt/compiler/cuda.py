@@ -74,7 +74,7 @@ def compile_cuda(
     the same bytes. `timeout` (seconds) binds nvcc only; NVRTC runs in this process.
     Raises ToolMissing without a compiler, BuildError with what the compiler said.
     """
-    numbers = _arch_numbers(archs)
+    numbers, source = _arch_numbers(archs), _with_whole_warps(source)
     if _choose(compiler) == "nvcc":
         code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
         return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)
@@ -87,12 +87,20 @@ def compile_ptx(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> str:
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
-    (number,) = _arch_numbers([arch])
+    (number,), source = _arch_numbers([arch]), _with_whole_warps(source)
     virtual = f"compute_{number}"
     if _choose(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]
         return _run_nvcc(source, options, timeout=timeout).decode()
     return _run_nvrtc(_load_wheels(), source, virtual).rstrip(b"\0").decode()
+
+
+def _with_whole_warps(source: str) -> str:
+    """Shuffles that name all lanes of a warp: every schedule launches whole warps.
+
+    TVM names the lanes that happen to run together, which after a divergent loop need not be all.
+    """
+    return source.replace("__activemask()", "0xffffffffu")
 
 
 @contextmanager

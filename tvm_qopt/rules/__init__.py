@@ -56,7 +56,16 @@ LR = Hyper("lr")
 BETA1 = Hyper("beta1", high=1.0)
 BETA2 = Hyper("beta2", high=1.0)
 WEIGHT_DECAY = Hyper("weight_decay")
-EPS = Hyper("eps", low=2.0**-126, high=1e30)  # float32 must hold it: 0/0 has no right answer
+EPS = Hyper("eps", low=1e-35, high=1e30)
+LEAST_NORMAL = 2.0**-126
+
+
+def normal_eps(eps: float) -> float:
+    """An eps as the kernel adds it: one that float32 rounds to 0 would let 0/0 through."""
+    if not eps >= LEAST_NORMAL:
+        wanted = "a value that float32 can still hold after the bias correction"
+        raise HyperOutOfRange("eps", expected=wanted, got=f"{eps:g} after it")
+    return eps
 
 
 @dataclass(frozen=True)

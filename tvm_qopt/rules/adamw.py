@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_qopt.rules import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, Settings, rule
+from tvm_qopt.rules import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, Settings, normal_eps, rule
 from tvm_qopt.xp import ArrayNamespace, Value
 
 SCALARS = (
@@ -48,7 +48,7 @@ def _scalars(h: Mapping[str, float], t: Any, real: Any) -> Mapping[str, float]:
         "beta2": beta2,
         "one_minus_beta2": one - beta2,
         "step_size": -lr * c2 / c1,
-        "eps": eps * c2,
+        "eps": normal_eps(eps * c2),
         "decay": one - lr * weight_decay,
     }
 
@@ -78,6 +78,6 @@ def adamw(
     m = h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g
     v = h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g)
     m, v = xp.bind(m, "exp_avg_step"), xp.bind(v, "exp_avg_sq_step")
-    update = h.step_size * (m / (xp.sqrt(v) + h.eps))
+    update = h.step_size * m / (xp.sqrt(v) + h.eps)  # in this order: m / eps alone may overflow
     p_new = p * h.decay + update if settings["decay"] == "before" else (p + update) * h.decay
     return p_new, {"exp_avg": m, "exp_avg_sq": v}

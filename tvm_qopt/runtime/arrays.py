@@ -81,8 +81,10 @@ def _view_of_dlpack(name: str, x: Any) -> ArrayView:
     try:
         exported = x.detach() if hasattr(x, "detach") else x
         tensor = tvm_ffi.from_dlpack(exported)
+        dtype = str(tensor.dtype)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        what = f"{type(x).__name__} ({str(error).splitlines()[0]})"
+        dtype = getattr(x, "dtype", "unknown dtype")
+        what = f"{type(x).__name__} of {dtype} ({str(error).splitlines()[0]})"
         raise DtypeMismatch(name, expected="an array that exports DLPack", got=what) from error
     shape = tuple(tensor.shape)
     device = (int(tensor.device.dlpack_device_type()), int(tensor.device.index))
@@ -90,7 +92,7 @@ def _view_of_dlpack(name: str, x: Any) -> ArrayView:
         owner=(x, tensor),
         address=tensor.data_ptr(),
         shape=shape,
-        dtype=str(tensor.dtype),
+        dtype=dtype,
         device=device,
         contiguous=tensor.is_contiguous(),
         writable=True,

@@ -31,7 +31,7 @@ from tvm_qopt.runtime.arrays import (
     window,
 )
 from tvm_qopt.runtime.library import load_module
-from tvm_qopt.runtime.state import check_qmap, decode
+from tvm_qopt.runtime.state import check_qmap, decode, read_number
 from tvm_qopt.runtime.threads import call_parallel, get_num_threads
 from tvm_qopt.spec import (
     CONST,
@@ -61,12 +61,10 @@ class Kernel:
         self.folder = folder
         self.manifest = manifest
         self.spec = KernelSpec.parse(manifest.spec)
-        self.entries = {name: module[name] for name in manifest.entries}
-        if (self.spec.tensors, self.spec.scalars) != (manifest.tensors, manifest.scalars):
-            raise ArtifactInvalid(
-                f"{folder}: {manifest.spec} takes other arguments in this version of tvm_qopt; "
-                "build it again"
-            )
+        try:
+            self.entries = {name: module[name] for name in manifest.entries}
+        except AttributeError as error:
+            raise ArtifactInvalid(f"{folder}: the module lacks an entry point: {error}") from None
 
     @classmethod
     def open(cls, folder: Path) -> Kernel:
@@ -127,9 +125,11 @@ class Kernel:
 
         Raises ShapeMismatch, DtypeMismatch or DeviceMismatch, each naming the argument.
         """
-        given = {"param": param, "grad": grad, **state}
+        given = {"param": param, "grad": grad}
         given |= {f"{slot}_qmap": levels for slot, levels in (qmap or {}).items()}
-        return Plan(self, given)
+        for name in state.keys() & given.keys():
+            raise ShapeMismatch(name, expected="no entry of this name in state", got="one")
+        return Plan(self, {**given, **state})
 
 
 class Plan:
@@ -182,7 +182,7 @@ class Plan:
         UnknownName before anything is written.
         """
         scalars = self._scalars(step, grad_scale, gnorm_scale, hyper)
-        if found_inf is not None and float(found_inf) != 0.0:
+        if found_inf is not None and read_number("found_inf", found_inf) != 0.0:
             return False
         self._host_hyper[:] = scalars
         if self._host_hyper is not self._hyper:

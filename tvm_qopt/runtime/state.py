@@ -22,6 +22,15 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
     return np.asarray(x.get() if hasattr(x, "get") else np.from_dlpack(x))
 
 
+def read_number(name: str, x: Any) -> float:
+    """A number, or the one element of an array (read on the host)."""
+    try:
+        return float(x.item() if hasattr(x, "item") else x + 0.0)
+    except (TypeError, ValueError, RuntimeError):
+        got = f"{type(x).__name__} of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
+        raise ShapeMismatch(name, expected="a number or a one-element array", got=got) from None
+
+
 def decode(
     spec: KernelSpec, state: Mapping[str, Any], qmap: Mapping[str, Any] | None = None
 ) -> dict[str, npt.NDArray[np.float32]]:
