@@ -32,8 +32,8 @@ BUNDLE = "lib"
 OPENCL_SOURCE = "kernel.cl"
 BUNDLED = {"llvm": ("tvm_runtime",), "cuda": ("tvm_runtime", "tvm_runtime_cuda")}
 SERIAL_BELOW = 1 << 16
-"""Elements that one thread does sooner than it wakes the others: they sleep between calls, and 20 to
-40 us were measured for waking one, more beside a busy BLAS, where a thread does 65536 in 150."""
+"""Elements that one thread does sooner than it wakes the others, which sleep between calls: waking
+one took 20 to 40 us, more beside a busy BLAS, and one thread does 65536 in 150."""
 VECTOR_BYTES = 16  # alignment that `main` may assume on GPUs
 
 
