@@ -18,7 +18,8 @@ from tvm_qopt.version import __version__
 if TYPE_CHECKING:
     from tvm_qopt import ops
     from tvm_qopt.errors import QoptError
-    from tvm_qopt.runtime.kernel import Kernel, Plan
+    from tvm_qopt.runtime.kernel import Kernel
+    from tvm_qopt.runtime.plan import Plan
     from tvm_qopt.runtime.store import load, load_many
     from tvm_qopt.runtime.threads import get_num_threads, set_num_threads
     from tvm_qopt.spec import KernelSpec
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Kernel": "runtime.kernel",
     "KernelSpec": "spec",
-    "Plan": "runtime.kernel",
+    "Plan": "runtime.plan",
     "QoptError": "errors",
     "get_num_threads": "runtime.threads",
     "load": "runtime.store",

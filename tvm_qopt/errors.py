@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class QoptError(Exception):
     """Base of every error that tvm_qopt raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes, whatever their constructors take."""
+        return rebuilt, (type(self), str(self), self.__dict__)
+
+
+def rebuilt(
+    kind: type[QoptError], message: str, attributes: dict[str, Any] | None = None
+) -> QoptError:
+    """An error of a kind with the message it had elsewhere."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(attributes or {})
+    return error
 
 
 class UnknownName(QoptError, ValueError):

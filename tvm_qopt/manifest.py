@@ -61,7 +61,7 @@ class Manifest:
         try:
             data = json.loads(text)
             schema = data["schema"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactInvalid(f"{where}: not a manifest ({error!r})") from None
         if schema != SCHEMA:
             raise ArtifactInvalid(

@@ -147,7 +147,7 @@ def find_linker(preset: TargetPreset) -> str | None:
     for name in filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")):
         if found := shutil.which(name):
             return found
-    raise ToolMissing("no C compiler found to link the module: install gcc or clang, or set CC")
+    raise ToolMissing("no C compiler found to link the module: apt install gcc, or set CC to one")
 
 
 def cuda_target(arch: str) -> str:

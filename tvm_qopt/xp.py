@@ -15,7 +15,11 @@ Value = Any
 
 
 class ArrayNamespace(Protocol):
-    """What a rule or a format may call; everything else is Python's operators on values."""
+    """What a rule or a format may call; everything else is Python's operators on values.
+
+    There is no round or floor: `cast` truncates, so cast(x + 0.5) rounds what is not negative.
+    Another function is added here, to NumpyNamespace and to compiler.xp_te.
+    """
 
     def bind(self, x: Value, name: str) -> Value:
         """Name a value.  In te it becomes a stage, computed once however often it is used."""
@@ -40,6 +44,15 @@ class ArrayNamespace(Protocol):
     def reinterpret(self, x: Value, dtype: str) -> Value:
         """The same bits as another dtype of the same width."""
 
+    def unpack4(self, packed: Value) -> Value:
+        """The 4-bit codes (int32) of bytes that hold two each, the even one in the high half."""
+
+    def pack4(self, codes: Value) -> Value:
+        """The inverse: two bound int32 codes a byte (uint8); an odd last one has 0 beside it."""
+
+    def element_index(self) -> Value:
+        """The number (int32) of each element within its block."""
+
     def constant(self, value: int, dtype: str) -> Value:
         """An integer of a stated dtype."""
 
@@ -50,11 +63,22 @@ class ArrayNamespace(Protocol):
         """Largest element of each block of a non-negative int32 value; a value per block."""
 
     def block_sum(self, x: Value, name: str) -> Value:
-        """Sum of an int32 value over each block; a value per block."""
+        """Sum of an int32 or float32 value over each block; a value per block."""
+
+
+def clip(xp: ArrayNamespace, x: Value, bound: Value) -> Value:
+    """x within +-bound; a NaN stays one.  x should be bound: it is used often."""
+    return xp.where(x > bound, bound, xp.where(x < -bound, -bound, x))
 
 
 class NumpyNamespace:
-    """Arrays of shape (blocks, block size); values per block have shape (blocks, 1)."""
+    """Arrays of shape (blocks, block size); values per block have shape (blocks, 1).
+
+    block_size: needed where 4-bit codes are read and where elements are numbered.
+    """
+
+    def __init__(self, block_size: int | None = None) -> None:
+        self.block_size = block_size
 
     def bind(self, x: Value, name: str) -> Value:
         return x
@@ -83,6 +107,19 @@ class NumpyNamespace:
     def reinterpret(self, x: Value, dtype: str) -> Value:
         return np.asarray(x).view(dtype)
 
+    def unpack4(self, packed: Value) -> Value:
+        both = np.stack([packed >> 4, packed & 15], axis=-1)
+        codes = both.reshape(*packed.shape[:-1], -1).astype(np.int32)
+        return codes[..., : self.block_size]
+
+    def pack4(self, codes: Value) -> Value:
+        codes = np.pad(codes, ((0, 0), (0, codes.shape[-1] % 2)))
+        return ((codes[..., ::2] << 4) | codes[..., 1::2]).astype(np.uint8)
+
+    def element_index(self) -> Value:
+        assert self.block_size is not None
+        return np.arange(self.block_size, dtype=np.int32)
+
     def constant(self, value: int, dtype: str) -> Value:
         return np.dtype(dtype).type(value)
 
@@ -93,7 +130,7 @@ class NumpyNamespace:
         return x.max(axis=-1, keepdims=True)
 
     def block_sum(self, x: Value, name: str) -> Value:
-        return x.sum(axis=-1, keepdims=True, dtype=np.int32)
+        return x.sum(axis=-1, keepdims=True, dtype=x.dtype)
 
 
 def _typed(x: Value) -> Value:

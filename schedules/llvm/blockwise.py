@@ -8,7 +8,7 @@ from tvm_qopt.schedules.common import loops, merge_loops, rfactor_lanes
 LANES = 16  # float32 in 512 bits; LLVM splits a vector into what the CPU has
 
 
-@schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL))
+@schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL), packs=True)
 def blockwise(placement: Placement) -> None:
     """One parallel loop over quantisation blocks, two SIMD sweeps over each.
 
@@ -26,20 +26,24 @@ def blockwise(placement: Placement) -> None:
     sch, (reductions,) = placement.sch, placement.reductions
     partials = [rfactor_lanes(placement, r, LANES) for r in reductions] if vector else reductions
     first, second = placement.elements[0], placement.elements[1]
+    packed = placement.packed[1]
     for stage in (*first, *second) if vector else ():
         sch.split(loops(placement, stage)[1], [None, LANES])
+    for stage in packed if vector else ():
+        sch.split(loops(placement, stage)[1], [None, LANES // 2])
 
-    upper = merge_loops(placement, (*placement.per_block[1], *second), 0)
+    upper = merge_loops(placement, (*placement.per_block[1], *second, *packed), 0)
     for reduction in reductions if vector else ():
         sch.compute_at(sch.get_sblock(reduction), upper)
     lower = merge_loops(placement, (*first, *partials), 0)
-    for sweep in ((*first, *partials), second):
+    # a tail of odd size has one byte for its last code: packing is a loop of its own there
+    for sweep in ((*first, *partials), (*second, *packed) if vector else second):
         if sweep:
             merge_loops(placement, sweep, 1)
     block_loop = sch.merge(lower, upper)
 
     if vector:
-        for stage in (*first, *partials, *second):
+        for stage in (*first, *partials, *second, *packed):
             sch.vectorize(loops(placement, stage)[-1])
     if placement.entry == MAIN:
         sch.parallel(block_loop)

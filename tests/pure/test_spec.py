@@ -23,14 +23,15 @@ def fits(slot: Slot, format_: str) -> bool:
 
 
 def states(rule: str) -> list[str]:
-    """Every assignment of formats to the slots of a rule, and every family."""
-    slots = RULES[rule].slots
+    """Every assignment of formats to a rule's slots by default, thinned to some hundreds."""
+    slots = RULES[rule].slots(RULES[rule].defaults)
     joined = [
         "+".join(names)
         for names in itertools.product(FORMATS, repeat=len(slots))
         if all(map(fits, slots, names))
     ]
-    return [*FAMILIES, *joined]
+    stride = 1 + len(joined) // 300
+    return [*FAMILIES, *filter(None, joined[::stride])]
 
 
 def settings_of(spec: KernelSpec) -> list[dict[str, Any]]:
@@ -48,7 +49,14 @@ def assert_names_itself(spec: KernelSpec) -> None:
 def test_names_parse_back_for_every_state_and_setting(rule: str) -> None:
     specs = set()
     for state in states(rule):
+        assert_names_itself(KernelSpec.of(rule, state))
+    for state in ("dynamic8", "codebook8"):  # the latter has a setting of its own
         for settings in settings_of(KernelSpec.of(rule, state)):
+            own = {name: settings[name] for name in RULES[rule].settings}
+            known = KernelSpec.of(
+                rule, state, **own
+            ).choices  # a rule without slots has no formats'
+            settings = {name: value for name, value in settings.items() if name in known}
             spec = KernelSpec.of(rule, state, **settings)
             assert_names_itself(spec)
             assert spec.all_settings == settings
@@ -128,8 +136,8 @@ UNKNOWN = [
     (lambda: KernelSpec.of("adamw", "dynamic9"), "state", "dynamic9", (*FORMATS, *FAMILIES)),
     (lambda: KernelSpec.of("adamw", "dynamic8s+int3"), "state", "int3", (*FORMATS, *FAMILIES)),
     (lambda: KernelSpec.parse("adamw-nope-b256"), "state", "nope", (*FORMATS, *FAMILIES)),
-    (lambda: KernelSpec.of("adamw", amsgrad=True), "setting", "amsgrad", ("decay", "nonfinite")),
-    (lambda: KernelSpec.parse("adamw-dynamic8-amsgrad_on"), "setting", "amsgrad", ("decay",)),
+    (lambda: KernelSpec.of("adamw", centered=True), "setting", "centered", ("decay", "nonfinite")),
+    (lambda: KernelSpec.parse("adamw-dynamic8-centered_on"), "setting", "centered", ("decay",)),
     (lambda: KernelSpec.parse("adamw-dynamic8-decay_never"), "value", "never", ("after", "before")),
     (lambda: KernelSpec.parse("adamw-dynamic8-p_f64"), "dtype", "f64", ("f32", "f16", "bf16")),
     (lambda: KernelSpec.parse("adamw-dynamic8-nonsense"), "part", "nonsense", ("p_<dtype>",)),

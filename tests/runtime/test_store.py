@@ -72,7 +72,9 @@ def builds(monkeypatch: pytest.MonkeyPatch, ready: dict[str, Path]) -> list[Sequ
     """The runs of the compiler, each of which copies ready artifacts."""
     runs: list[Sequence[Job]] = []
 
-    def run_compiler(jobs: Sequence[Job], target: str, *, cwd: str) -> None:
+    def run_compiler(
+        jobs: Sequence[Job], target: str, *, cwd: str, modules: Sequence[str] = ()
+    ) -> None:
         runs.append(jobs)
         for job in jobs:
             shutil.copytree(ready[job["spec"]], job["out"])
@@ -254,6 +256,8 @@ def start_script(script: str, env: dict[str, str] | None = None) -> subprocess.P
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a job in the background of a shell inherits an ignored SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -314,7 +318,7 @@ ready, at = dict(pair.split("=") for pair in sys.argv[1].split(",")), sys.argv[2
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def run_compiler(jobs, target, *, cwd):
+def run_compiler(jobs, target, *, cwd, modules=()):
     if at == "started":
         die()
     shutil.copytree(ready[jobs[0]["spec"]], jobs[0]["out"])
@@ -513,7 +517,7 @@ def test_a_new_store_is_private(root: Path, builds: list[Sequence[Job]]) -> None
 def test_a_store_of_another_user_is_refused(root: Path, builds: list[Sequence[Job]]) -> None:
     tvm_qopt.load(SPEC)
     os.chown(root, 65534, -1)
-    with pytest.raises(StoreError, match="other users"):
+    with pytest.raises(StoreError, match="belongs to another user"):
         tvm_qopt.load(SPEC)
 
 

@@ -133,7 +133,7 @@ def test_by_default_every_processor_of_the_affinity_mask() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("3", 3), ("1", 1), ("", len(PROCESSORS)), ("0", len(PROCESSORS)), ("two", len(PROCESSORS))],
+    [("3", 3), ("1", 1), ("", len(PROCESSORS))],
 )
 def test_the_environment_may_say_how_many(given: str, expected: int) -> None:
     number, tasks = child(
@@ -141,6 +141,18 @@ def test_the_environment_may_say_how_many(given: str, expected: int) -> None:
         TVM_NUM_THREADS=given,
     )
     assert number == expected and tasks >= expected
+
+
+@pytest.mark.parametrize("given", ["0", "two", "-1", "2.0", "4097", "9" * 30, "\u0663"])
+def test_what_the_environment_may_not_say_is_an_error(given: str) -> None:
+    code = (
+        "from tvm_qopt.errors import HyperOutOfRange\n"
+        "try:\n    tvm_qopt.get_num_threads()\n"
+        "except HyperOutOfRange as error:\n    say(str(error))"
+    )
+    assert child(code, TVM_NUM_THREADS=given).startswith(
+        f"TVM_NUM_THREADS: expected an integer from 1 to 4096, got {given!r}"
+    )
 
 
 def test_what_is_set_wins_over_the_environment() -> None:

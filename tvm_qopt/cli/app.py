@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tvm_qopt.cli import build, demo, doctor, listing, show
+from tvm_qopt.cli import bench, build, demo, doctor, listing, show
 from tvm_qopt.cli.report import paragraphs, print_error
 from tvm_qopt.errors import QoptError, UnknownName, UnsupportedSpec
 
@@ -42,6 +42,11 @@ class Commands(TyperGroup):
         except QoptError as error:
             print_error(str(error))
             raise typer.Exit(exit_code(error)) from error
+        except BrokenPipeError:
+            raise  # the reader of a pipe has gone: typer ends quietly
+        except OSError as error:
+            print_error(str(error))
+            raise typer.Exit(1) from error
 
 
 @contextmanager
@@ -107,3 +112,4 @@ app.command("list", help=listing.HELP)(listing.list_)
 app.command("show", help=show.HELP)(show.show)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("demo", help=demo.HELP)(demo.demo)
+app.command("bench", help=bench.HELP)(bench.bench)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tvm_qopt
 from tvm_qopt.cli.machine import cpu_level, gpu_archs
-from tvm_qopt.errors import StoreError, ToolMissing
+from tvm_qopt.errors import HyperOutOfRange, StoreError, ToolMissing
 from tvm_qopt.targets import find_linker, host_features, native
 from tvm_qopt.version import FFI_RANGE, FFI_VERSION, TVM_VERSION
 
@@ -127,11 +127,12 @@ def check_cpu() -> Check:
 def check_threads() -> Check:
     from tvm_qopt.runtime.threads import ENVIRONMENT, get_num_threads
 
-    threads, allowed = get_num_threads(), len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        threads = get_num_threads()
+    except HyperOutOfRange as error:
+        return Check("threads", FAILED, f"{ENVIRONMENT} is no number of threads", str(error))
     found = f"{threads} in a step; {allowed} of {os.cpu_count()} processors may be used"
-    given = os.environ.get(ENVIRONMENT)
-    if given and str(threads) != given:
-        return Check("threads", WARNING, found, f"{ENVIRONMENT}={given!r} is no number: ignored")
     if threads > allowed:
         return Check("threads", WARNING, found, f"set {ENVIRONMENT} to {allowed} at most")
     return Check("threads", OK, found)

@@ -50,18 +50,19 @@ def list_(
 
 def rules() -> list[dict[str, Any]]:
     from tvm_qopt.rules import RULES
+    from tvm_qopt.spec import rule_choices
 
     return [
         {
             "rule": rule.name,
-            "slots": [slot.name for slot in rule.slots],
-            "hyper": [hyper.name for hyper in rule.hyper],
+            "slots": [slot.name for slot in rule.slots(rule.defaults)],
+            "hyper": [hyper.name for hyper in rule.hyper(rule.defaults)],
             "settings": {
-                name: [str(c) for c in choices] for name, choices in rule.settings.items()
+                name: [str(c) for c in choices] for name, choices in rule_choices(rule).items()
             },
             "summary": rule.summary,
         }
-        for rule in RULES.values()
+        for _, rule in sorted(RULES.items())
     ]
 
 

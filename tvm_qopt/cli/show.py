@@ -9,7 +9,7 @@ import typer
 
 from tvm_qopt.cli.build import compiler
 from tvm_qopt.cli.report import paragraphs, print_json, results, waiting
-from tvm_qopt.cli.specs import SPEC_HELP, TARGET_HELP, SpecOptions, resolve
+from tvm_qopt.cli.specs import TARGET_HELP, SpecOptions, resolve
 from tvm_qopt.errors import UnknownName, UnsupportedSpec
 from tvm_qopt.targets import NATIVE, TargetPreset, get_target
 
@@ -34,6 +34,9 @@ Exit codes: 0 printed; 1 failed (a compiler is missing); 2 wrong usage or an unk
 )
 
 
+HELP_OF_SPEC = "A full spec name, or the name of a rule for its defaults."
+
+
 class What(str, Enum):
     """The steps that can be shown."""
 
@@ -44,7 +47,7 @@ class What(str, Enum):
 
 
 def show(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP)],
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help=HELP_OF_SPEC)],
     target: Annotated[str, typer.Option(help=TARGET_HELP)] = NATIVE,
     what: Annotated[What, typer.Option(help="The step to show.")] = What.SCHEDULE,
     entry: Annotated[

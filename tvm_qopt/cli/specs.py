@@ -49,16 +49,15 @@ def resolve(texts: Sequence[str], options: SpecOptions) -> list[KernelSpec]:
 
 
 def _resolve(text: str, options: SpecOptions) -> KernelSpec:
-    from tvm_qopt.spec import KernelSpec, parse_settings
+    from tvm_qopt.rules import get_rule
+    from tvm_qopt.spec import DEFAULT_STATE, KernelSpec, parse_settings
 
     if "-" in text:
         return KernelSpec.parse(text)
     given = options.given()
-    plain = KernelSpec.of(text, **given)
-    if not options.settings:
-        return plain
     settings = dict(_split_setting(setting) for setting in options.settings)
-    return KernelSpec.of(text, **given, **parse_settings(plain, settings))
+    state = given.get("state", DEFAULT_STATE)
+    return KernelSpec.of(text, **given, **parse_settings(get_rule(text), state, settings))
 
 
 def _split_setting(text: str) -> tuple[str, str]:

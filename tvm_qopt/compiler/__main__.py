@@ -1,11 +1,13 @@
 """The child process of the store: builds the jobs that a JSON object on stdin lists.
 
-stdin: {"target": name, "jobs": [{"spec": name, "out": folder}, ...]}.  On an error the last line
-of stdout is {"error": kind, "message": text} and the exit code is 1.
+stdin: {"target": name, "jobs": [{"spec": name, "out": folder}, ...], "modules": [name, ...],
+"path": [folder, ...]}; the modules, found on that path, define rules and formats of a user.  On an
+error the last line of stdout is {"error": kind, "message": text} and the exit code is 1.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -33,6 +35,9 @@ def _run(request: dict[str, object]) -> None:
             f"the compiler is not installed ({error}); pip install apache-tvm, or load an artifact "
             "that was built elsewhere"
         ) from error
+    sys.path.extend(path for path in request["path"] if path not in sys.path)  # type: ignore[attr-defined]
+    for name in request["modules"]:  # type: ignore[attr-defined]
+        importlib.import_module(name)
     preset = get_target(str(request["target"]))
     for job in request["jobs"]:  # type: ignore[attr-defined]
         build(KernelSpec.parse(job["spec"]), preset, Path(job["out"]))

@@ -22,9 +22,9 @@ from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.realign import element_align, in_place
 from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
-from tvm_qopt.errors import BuildError, StoreError, ToolMissing
+from tvm_qopt.errors import ArtifactInvalid, BuildError, StoreError, ToolMissing
 from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
-from tvm_qopt.spec import KernelSpec
+from tvm_qopt.spec import KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
@@ -48,15 +48,22 @@ class Lowered:
 
 def lower(spec: KernelSpec, kind: str, entry: str) -> Lowered:
     """define -> order -> check -> align -> schedule -> check -> in place."""
-    tail = entry == TAIL
-    func = define(spec, blocks=1, block_size=0) if tail else define(spec)
-    func = order_by_pass(func)
-    check_stages(func, spec)
-    func = element_align(func, lambda dtype: _alignment(kind, entry, dtype))
-    scheduled = apply_schedule(func, kind, PATTERN, entry)
+    norms, part = norms_of(entry)
+    short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
+    func = order_by_pass(define(spec, norms=norms, **short))
+    check_stages(func, spec, norms)
+    func = element_align(func, lambda itemsize: _alignment(kind, part, itemsize))
+    scheduled = apply_schedule(func, kind, PATTERN, part)
     check_in_place(scheduled.mod["main"])
     final = in_place(scheduled.mod["main"], OUT)
     return Lowered(func, scheduled, final.with_attr("global_symbol", entry))
+
+
+def entry_points(spec: KernelSpec, kind: str) -> tuple[str, ...]:
+    """Those of the update, then those of each norm pass."""
+    parts = get_schedule(kind, PATTERN).entries
+    passes = range(len(spec.rule_.norms))
+    return (*parts, *(norms_entry(number, part) for number in passes for part in parts))
 
 
 def _alignment(kind: str, entry: str, itemsize: int) -> int:
@@ -67,14 +74,14 @@ def compile_spec(
     spec: KernelSpec, preset: TargetPreset, entries: Sequence[str] | None = None
 ) -> Any:
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
-    names = entries or get_schedule(preset.kind, PATTERN).entries
+    names = entries or entry_points(spec, preset.kind)
     try:
         module = tvm.IRModule({name: lower(spec, preset.kind, name).final for name in names})
         if preset.kind == "opencl":
             register_barrier_fence()
         with source_only() if preset.kind == "cuda" else nullcontext():
             return tvm.compile(module, target=tvm_target(preset))
-    except tvm.error.InternalError as error:
+    except (tvm.error.InternalError, s_tir.ScheduleError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error
 
@@ -96,7 +103,7 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
     `out` may not exist, be empty, or hold an artifact, which is replaced.  bundle: put TVM's
     runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
     """
-    with _new_folder(out) as folder:
+    with _new_folder(out.resolve()) as folder:
         executable = compile_spec(spec, preset)
         _export(executable, preset, folder)
         if bundle:
@@ -109,10 +116,7 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
     """A folder to fill that becomes `out` at the end, or vanishes on an error."""
-    if out.exists() and not out.is_dir():
-        raise StoreError(f"{out}: a file is in the way of the artifact folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
-        raise StoreError(f"{out}: holds other files; give an empty or a new folder")
+    _check_replaceable(out)
     made = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +133,22 @@ def _new_folder(out: Path) -> Iterator[Path]:
         for parent in made:  # innermost first
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise StoreError unless `out` is new, empty, or an artifact and nothing else."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise StoreError(f"{out}: a file is in the way of the artifact folder")
+    held = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
+    try:
+        text = (out / MANIFEST).read_text(encoding="utf-8") if held else ""
+        ours = {MANIFEST, *Manifest.from_json(text, where=str(out)).files} if held else set()
+    except (OSError, UnicodeDecodeError, ArtifactInvalid):
+        ours = set()
+    if held - ours or any(path.is_dir() and path.name != BUNDLE for path in out.iterdir()):
+        raise StoreError(f"{out}: holds other files; give an empty or a new folder")
 
 
 def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
@@ -185,7 +205,7 @@ def _manifest(spec: KernelSpec, preset: TargetPreset, folder: Path) -> Manifest:
         archs=cubins,
         scalars=spec.scalars,
         tensors=spec.tensors,
-        entries=get_schedule(preset.kind, PATTERN).entries,
+        entries=entry_points(spec, preset.kind),
         files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
         key=artifact_key(spec, preset),
         serial_below=SERIAL_BELOW if preset.on_cpu else 0,

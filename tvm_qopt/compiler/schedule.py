@@ -24,12 +24,14 @@ of tensors that are aligned to their elements only."""
 class Placement:
     """A schedule in the making: TVM's schedule, the stages by pass, the entry point it is for.
 
-    reductions[i] start pass i + 1; per_block[i] and elements[i] are the other stages of pass i.
+    reductions[i] start pass i + 1; per_block[i], elements[i] and packed[i] (two elements a byte)
+    are the other stages of pass i.
     """
 
     sch: s_tir.Schedule
     entry: str
     elements: tuple[tuple[str, ...], ...]
+    packed: tuple[tuple[str, ...], ...]
     per_block: tuple[tuple[str, ...], ...]
     reductions: tuple[tuple[str, ...], ...]
 
@@ -48,7 +50,8 @@ class Placement:
         return cls(
             sch=s_tir.Schedule(func),
             entry=entry,
-            elements=pick(lambda s: s.axes == 2 and not s.reduction),
+            elements=pick(lambda s: s.axes == 2 and not s.reduction and not s.packed),
+            packed=pick(lambda s: s.packed),
             per_block=pick(lambda s: s.axes == 1),
             reductions=pick(lambda s: s.reduction)[1:],
         )
@@ -56,11 +59,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class ScheduleFunction:
-    """One file of schedules/<kind>: where it applies, its entry points, and the function itself."""
+    """One file of schedules/<kind>: where it applies, its entry points, and the function itself.
+
+    packs: it places packed stages (4-bit codes).
+    """
 
     kinds: tuple[str, ...]
     pattern: str
     entries: tuple[str, ...]
+    packs: bool
     place: Callable[[Placement], None]
 
 
@@ -68,7 +75,7 @@ SCHEDULES: dict[tuple[str, str], ScheduleFunction] = {}
 
 
 def schedule(
-    *kinds: str, pattern: str, entries: tuple[str, ...]
+    *kinds: str, pattern: str, entries: tuple[str, ...], packs: bool = False
 ) -> Callable[[Callable[[Placement], None]], Callable[[Placement], None]]:
     """Register the decorated function for target kinds and a pattern."""
 
@@ -76,7 +83,7 @@ def schedule(
         for kind in kinds:
             if (kind, pattern) in SCHEDULES:
                 raise ValueError(f"a schedule for {pattern} on {kind} is registered twice")
-            SCHEDULES[kind, pattern] = ScheduleFunction(kinds, pattern, entries, place)
+            SCHEDULES[kind, pattern] = ScheduleFunction(kinds, pattern, entries, packs, place)
         return place
 
     return register
@@ -93,6 +100,8 @@ def get_schedule(kind: str, pattern: str) -> ScheduleFunction:
 
 def apply_schedule(func: tirx.PrimFunc, kind: str, pattern: str, entry: str) -> s_tir.Schedule:
     """The definition of an entry point, scheduled by default."""
-    placement = Placement.of(func, entry)
-    get_schedule(kind, pattern).place(placement)
+    placement, found = Placement.of(func, entry), get_schedule(kind, pattern)
+    if any(placement.packed) and not found.packs:
+        raise UnsupportedSpec(f"state: 4-bit codes have no schedule for {kind} yet")
+    found.place(placement)
     return placement.sch

@@ -17,18 +17,24 @@ REDUCTION = 2  # IterVar.CommReduce
 
 @dataclass(frozen=True)
 class Stage:
-    """One block of the definition: its loops' number, the buffers it reads, and where it stands."""
+    """One block of the definition: the buffers it reads, its loops, and where it stands.
+
+    packed: its second axis counts bytes of two 4-bit codes, not elements.
+    """
 
     name: str
     reads: frozenset[str]
     axes: int
     reduction: bool
+    packed: bool
     statement: tirx.Stmt
 
 
 def stages_of(func: tirx.PrimFunc) -> list[Stage]:
     """The stages of an unscheduled function, in order; each writes the buffer of its own name."""
-    return [_stage(statement) for statement in _root(func).body.seq]
+    statements = _root(func).body.seq
+    whole = next(size for size in map(_size, statements) if size is not None)
+    return [_stage(statement, whole) for statement in statements]
 
 
 def passes(stages: list[Stage]) -> dict[str, int]:
@@ -45,11 +51,12 @@ def order_by_pass(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Before: decode a, reduce a, encode a, decode b, reduce b, encode b (as te's search visits them).
     After:  decode a, decode b; reduce a, reduce b; encode a, encode b.
-    Within a pass reductions go first, then other per-block stages (they start it), then the rest.
+    Within a pass reductions go first, then other per-block stages (they start it), then the rest,
+    packed ones last.
     """
     root, stages = _root(func), stages_of(func)
     number = passes(stages)
-    ordered = sorted(stages, key=lambda s: (number[s.name], not s.reduction, s.axes))
+    ordered = sorted(stages, key=lambda s: (number[s.name], not s.reduction, s.axes, s.packed))
     body = tirx.SeqStmt([stage.statement for stage in ordered])
     block = SBlock(
         [],
@@ -67,13 +74,20 @@ def _root(func: tirx.PrimFunc) -> SBlock:
     return func.body.block
 
 
-def _stage(statement: tirx.Stmt) -> Stage:
+def _size(statement: tirx.Stmt) -> str | None:
+    """The extent of the second axis, in words (nothing else compares symbolic ones)."""
+    block = next(_blocks(statement))
+    return str(block.iter_vars[1].dom.extent) if len(block.iter_vars) == 2 else None
+
+
+def _stage(statement: tirx.Stmt, whole: str) -> Stage:
     block = next(_blocks(statement))
     return Stage(
         name=block.name_hint,
         reads=frozenset(region.source.name for region in block.reads),
         axes=len(block.iter_vars),
         reduction=any(var.iter_type == REDUCTION for var in block.iter_vars),
+        packed=_size(statement) not in (None, whole),
         statement=statement,
     )
 

@@ -15,12 +15,14 @@ Index = Callable[[Any, Any], Any]
 class Expr:
     """A value before it has a place: given a block and an element it is a TVM expression.
 
-    per_block: it does not depend on the element (a scale, a scalar of the step).
+    per_block: it does not depend on the element (a scale, a scalar of the step).  packed: what it
+    calls an element is a byte of two.
     """
 
-    def __init__(self, at: Index, *, per_block: bool) -> None:
+    def __init__(self, at: Index, *, per_block: bool, packed: bool = False) -> None:
         self.at = at
         self.per_block = per_block
+        self.packed = packed
 
     def __add__(self, other: Value) -> Expr:
         return _lift(lambda x, y: x + y, self, other)
@@ -53,6 +55,9 @@ class Expr:
     def __or__(self, other: Value) -> Expr:
         return _lift(lambda x, y: x | y, self, other)
 
+    def __xor__(self, other: Value) -> Expr:
+        return _lift(lambda x, y: x ^ y, self, other)
+
     def __lshift__(self, other: int) -> Expr:
         return _lift(lambda x, y: x << y, self, other)
 
@@ -74,6 +79,9 @@ class Expr:
     def __eq__(self, other: Value) -> Expr:  # type: ignore[override]
         return _lift(lambda x, y: tirx.EQ(x, y), self, other)
 
+    def __ne__(self, other: Value) -> Expr:  # type: ignore[override]
+        return _lift(lambda x, y: tirx.NE(x, y), self, other)
+
     __hash__ = None  # type: ignore[assignment]  # == builds an expression
 
 
@@ -88,11 +96,18 @@ def _lift(operation: Callable[..., Any], *operands: Value) -> Expr:
     return Expr(at, per_block=all(x.per_block for x in operands if isinstance(x, Expr)))
 
 
+def packed_size(block_size: Any) -> Any:
+    """Bytes that hold a block's 4-bit codes."""
+    return tirx.floordiv(block_size + 1, 2)
+
+
 class TeNamespace:
     """The array namespace whose stages are te tensors: (nb, B), or (nb,) for per-block values."""
 
     def __init__(self, nb: Any, block_size: Any) -> None:
         self.nb, self.block_size = nb, block_size
+        self.odd = not isinstance(block_size, tirx.IntImm)  # a last block of any size
+        self.packed_size = packed_size(block_size)
 
     def read(self, tensor: te.Tensor) -> Expr:
         """The value of a placeholder or stage: per element, or per block if it has one axis."""
@@ -108,7 +123,8 @@ class TeNamespace:
         """The te stage that holds a value."""
         if x.per_block:
             return te.compute((self.nb,), lambda b: x.at(b, None), name=name)
-        return te.compute((self.nb, self.block_size), x.at, name=name)
+        size = self.packed_size if x.packed else self.block_size
+        return te.compute((self.nb, size), x.at, name=name)
 
     def bind(self, x: Value, name: str) -> Expr:
         return self.read(self.compute(x, name))
@@ -139,6 +155,25 @@ class TeNamespace:
 
     def reinterpret(self, x: Value, dtype: str) -> Expr:
         return _lift(lambda v: tirx.reinterpret(dtype, v), x)
+
+    def unpack4(self, packed: Value) -> Expr:
+        def at(b: Any, i: Any) -> Any:
+            byte = tirx.Cast("int32", packed.at(b, tirx.floordiv(i, 2)))
+            return (byte >> tirx.Cast("int32", (1 - tirx.floormod(i, 2)) * 4)) & 15
+
+        return Expr(at, per_block=False)
+
+    def pack4(self, codes: Value) -> Expr:
+        def at(b: Any, j: Any) -> Any:
+            odd = codes.at(b, j * 2 + 1)
+            if self.odd:
+                odd = tirx.if_then_else(j * 2 + 1 < self.block_size, odd, 0)
+            return tirx.Cast("uint8", (codes.at(b, j * 2) << 4) | odd)
+
+        return Expr(at, per_block=False, packed=True)
+
+    def element_index(self) -> Expr:
+        return Expr(lambda b, i: tirx.Cast("int32", i), per_block=False)
 
     def constant(self, value: int, dtype: str) -> Expr:
         return self._lifted_const(value, dtype)

@@ -18,10 +18,14 @@ from tvm_qopt.xp import ArrayNamespace, Value
 
 @dataclass(frozen=True)
 class StateFormat:
-    """Codes of `bits` bits and one float32 scale (absmax) a block; value = decode(codes) * scale.
+    """Codes of `bits` bits (8 or 4) and one float32 scale a block; value = decode(codes) * scale.
 
-    levels: the map from code to level where it is known at build time (ascending, in [-1, 1]).
-    runtime_map: the map is an argument of the kernel instead.
+    A subclass defines decode, encode and, where the levels ascend with the code, qmap: from it come
+    the zero code and the tests' laws.  The largest level is `peak`.
+
+    The scale is absmax / peak, peak the largest level.  root: what is so stored is the square root
+    of the value.  dtype: that of a state kept as it is, without codes and scale.
+    runtime_map: the map from code to level is an argument of the kernel.
     true_division: encode sees value / scale rounded once, not value * (1 / scale) (1.5 ulp).
     settings: name -> choices, the default first.
     """
@@ -29,14 +33,17 @@ class StateFormat:
     name: str
     bits: int
     signed: bool
+    peak: float = 1.0
+    root: bool = False
+    dtype: str | None = None
     runtime_map: bool = False
     true_division: bool = False
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def scaled(self) -> bool:
-        """Whether the state is codes and a scale (else it is the float32 value itself)."""
-        return self.bits < 16
+        """Whether the state is codes and a scale (else it is the value itself)."""
+        return self.dtype is None
 
     @property
     def summary(self) -> str:
@@ -66,7 +73,7 @@ class StateFormat:
         settings: Mapping[str, Any],
         name: str,
     ) -> Value:
-        """The code (int32) of the level nearest x, for float32 x in [-1, 1]."""
+        """The code (int32) of the level nearest x, for float32 x in [-peak, peak]."""
         raise NotImplementedError
 
 
@@ -97,3 +104,6 @@ def get_format(name: str) -> StateFormat:
 from tvm_qopt.formats import codebook as codebook  # noqa: E402
 from tvm_qopt.formats import dynamic as dynamic  # noqa: E402
 from tvm_qopt.formats import floating as floating  # noqa: E402
+from tvm_qopt.formats import fp8 as fp8  # noqa: E402
+from tvm_qopt.formats import linear as linear  # noqa: E402
+from tvm_qopt.formats import normal as normal  # noqa: E402

@@ -1,9 +1,10 @@
-"""The dynamic 8-bit maps of bitsandbytes and torchao, by closed forms in place of tables.
+"""The dynamic maps of bitsandbytes and torchao, by closed forms in place of tables.
 
-Seven decades i = 0..6 up to s = 10^(i-6); decade i has n levels, evenly spaced,
+D decades i = 0..D-1 up to s = 10^(i-D+1); decade i has n levels, evenly spaced,
 s (0.1 + 0.9 (k + 1/2) / n) with k = 0..n-1; then 0 and 1.  n = 2^i in the signed map (and the same
 levels negated), 2^(i+1) in the unsigned one.  So with w = n + k the exponent of w is the decade and
-its fraction is k/n, and the code is 127 + w or 127 - w (signed), w - 1 (unsigned).
+its fraction is k/n, and the code is z + w or z - w (signed, z = 2^D - 1), w - 1 (unsigned).
+D is 7 in the 8-bit maps, 3 in the signed one of 4 bits.
 Map: Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization, dynamic tree quantisation.
 """
 
@@ -20,17 +21,16 @@ from tvm_qopt.formats import StateFormat, register, register_family
 from tvm_qopt.xp import ArrayNamespace, Value
 
 EXPONENT = 0x7F800000  # of a float32
-UNIT = 1.0 / (1280 * 5**6)
 
 
-def dynamic_map(*, signed: bool) -> npt.NDArray[np.float32]:
-    """The 256 levels bit for bit as torch on a CPU makes them (one rounding per boundary)."""
+def dynamic_map(*, signed: bool, decades: int = 7) -> npt.NDArray[np.float32]:
+    """The levels bit for bit as torch on a CPU makes them (one rounding per boundary)."""
     tops = []
-    for i in range(7):
+    for i in range(decades):
         n = 2**i if signed else 2 ** (i + 1)
         boundaries = _linspace(np.float32(0.1), np.float32(1.0), n + 1)
         middles = (boundaries[:-1] + boundaries[1:]) / np.float32(2)
-        tops.append(np.float32(10.0 ** (i - 6)) * middles)
+        tops.append(np.float32(10.0 ** (i - decades + 1)) * middles)
     positive = np.concatenate(tops)
     ends = np.array([0.0, 1.0], np.float32)
     return np.sort(np.concatenate([ends, positive, -positive] if signed else [ends, positive]))
@@ -48,20 +48,28 @@ def _linspace(start: np.float32, stop: np.float32, n: int) -> npt.NDArray[np.flo
 
 
 @dataclass(frozen=True)
-class Dynamic8(StateFormat):
-    """Dynamic map of 256 levels over seven decades, in closed form; bitsandbytes-compatible."""
+class Dynamic(StateFormat):
+    """Dynamic map: more levels near 1, over decades, in closed form; as bitsandbytes has it."""
+
+    decades: int = 7
 
     @property
     def qmap(self) -> npt.NDArray[np.float32]:
-        return dynamic_map(signed=self.signed)
+        return dynamic_map(signed=self.signed, decades=self.decades)
+
+    @property
+    def _zero(self) -> int:
+        """The code of 0 in the signed map."""
+        return int(2**self.decades) - 1
 
     def decode(self, xp: ArrayNamespace, codes: Value, qmap: Value | None, name: str) -> Value:
-        """|level| = (18 w + 9 - 16 n) 5^(i-6) / 1280 for n = 2^i; half of it for n = 2^(i+1).
+        """|level| = (18 w + 9 - 16 n) 5^(i-D+1) / (20 2^(D-1)) for n = 2^i; half of it for twice n.
 
         The bracket and its product with powers of 5 up to 5^3 are integers (or halves) that float32
         holds exactly, with or without fused multiply-add, so the result is rounded once.
         """
-        offset = xp.bind(xp.cast(codes + (-127 if self.signed else 1), "float32"), f"{name}_offset")
+        offset = xp.cast(codes + (-self._zero if self.signed else 1), "float32")
+        offset = xp.bind(offset, f"{name}_offset")
         # twice w in the signed map, so that the low three bits of the exponent are i in both
         w = xp.bind(xp.abs(offset) * 2.0 if self.signed else offset, f"{name}_w")
         bits = xp.reinterpret(w, "int32")
@@ -70,7 +78,11 @@ class Dynamic8(StateFormat):
         for bit, factor in ((23, 5.0), (24, 25.0)):
             level = xp.bind(level, f"{name}_times{factor:g}")
             level = xp.where((bits & (1 << bit)) == 0, level, level * factor)
-        level = level * xp.where((bits & (1 << 25)) == 0, UNIT, UNIT * 5**4)
+        unit = 1.0 / (20 * 10 ** (self.decades - 1))
+        if self.decades > 4:
+            level = level * xp.where((bits & (1 << 25)) == 0, unit, unit * 5**4)
+        else:
+            level = level * unit
         zero = w == (0.0 if self.signed else 1.0)
         level = xp.where(zero, 0.0, xp.minimum(level, 1.0))
         if not self.signed:
@@ -86,7 +98,7 @@ class Dynamic8(StateFormat):
         settings: Mapping[str, Any],
         name: str,
     ) -> Value:
-        """Scale |x| into the top decade by three comparisons, then round in that decade.
+        """Scale |x| into the top decade by comparisons, then round in that decade.
 
         The midpoint between two decades lies 0.2 steps above the lower end of the upper one.
         Thresholds are a hair below the powers of ten, so that a value scaled with rounding never
@@ -94,8 +106,10 @@ class Dynamic8(StateFormat):
         """
         y = xp.abs(x) if self.signed else x
         magnitude = y
-        n = 64.0 if self.signed else 128.0
-        for decades in (4, 2, 1):
+        most = 2**self.decades if self.signed else 2 ** (self.decades + 1)
+        least = 1 if self.signed else 2
+        n: Value = most / 2
+        for decades in (4, 2, 1) if self.decades > 4 else (2, 1):
             small = y < 10.0**-decades * (1 - 1e-6)
             n = xp.where(small, n * 0.5**decades, n)
             y = xp.where(small, y * 10.0**decades, y)
@@ -103,27 +117,29 @@ class Dynamic8(StateFormat):
         k = xp.bind((y * 10.0 - 1.0) * n * (1 / 9), f"{name}_k")
         w = xp.cast(k, "int32") + xp.cast(n, "int32")
         w = xp.bind(xp.where(k < 0.2, w - 1, w), f"{name}_w")
-        least, most = (1, 128) if self.signed else (2, 256)
         w = xp.where(magnitude > self._top_midpoint, most, xp.maximum(w, least))
         w = xp.where(magnitude <= self._zero_midpoint, least - 1, w)
         if not self.signed:
             return w - 1
         w = xp.bind(w, f"{name}_magnitude")
-        return xp.where(x < 0.0, 127 - xp.minimum(w, 127), 127 + w)
+        return xp.where(x < 0.0, self._zero - xp.minimum(w, self._zero), self._zero + w)
 
     @property
     def _top_midpoint(self) -> float:
         """Between the last level of the top decade and 1."""
-        return 1 - 0.45 / (128 if self.signed else 256)
+        return float(1 - 0.45 / 2 ** (self.decades if self.signed else self.decades + 1))
 
     @property
     def _zero_midpoint(self) -> float:
-        """Between 0 and the lowest level, 1e-6 (0.1 + 0.45 / n)."""
-        return 0.5e-6 * (0.1 + 0.45 / (1 if self.signed else 2))
+        """Between 0 and the lowest level, s (0.1 + 0.45 / n) of the lowest decade."""
+        lowest = 10.0 ** (1 - self.decades) * (0.1 + 0.45 / (1 if self.signed else 2))
+        return float(lowest / 2)
 
 
 register(
-    Dynamic8(name="dynamic8s", bits=8, signed=True),
-    Dynamic8(name="dynamic8u", bits=8, signed=False),
+    Dynamic(name="dynamic8s", bits=8, signed=True),
+    Dynamic(name="dynamic8u", bits=8, signed=False),
+    Dynamic(name="sqrt_dynamic8u", bits=8, signed=False, root=True),
+    Dynamic(name="dynamic4s", bits=4, signed=True, decades=3),
 )
 register_family("dynamic8", signed="dynamic8s", nonnegative="dynamic8u")

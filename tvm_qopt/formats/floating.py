@@ -8,8 +8,12 @@ from tvm_qopt.formats import StateFormat, register
 
 
 @dataclass(frozen=True)
-class Float32(StateFormat):
-    """The float32 value itself."""
+class Direct(StateFormat):
+    """The value itself, rounded to the dtype (to nearest even)."""
 
 
-register(Float32(name="float32", bits=32, signed=True))
+register(
+    Direct(name="float32", bits=32, signed=True, dtype="float32"),
+    Direct(name="bfloat16", bits=16, signed=True, dtype="bfloat16"),
+    Direct(name="float16", bits=16, signed=True, dtype="float16"),
+)

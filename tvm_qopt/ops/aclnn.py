@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tvm_qopt.errors import ArgumentMismatch, DtypeMismatch, QoptError, ShapeMismatch
 from tvm_qopt.params import STORAGE
 from tvm_qopt.runtime.arrays import ArrayView, target_of, view_of
-from tvm_qopt.runtime.kernel import Plan
+from tvm_qopt.runtime.plan import Plan
 from tvm_qopt.runtime.state import to_numpy
 from tvm_qopt.runtime.store import load
 from tvm_qopt.spec import KernelSpec
@@ -65,7 +65,7 @@ class Executor:
 
     plan: Plan
     step: Any
-    hyper: dict[str, float]
+    hyper: dict[str, Any]
     workspace_size: int
     used: bool = False
 
@@ -149,9 +149,11 @@ def apply_adamw_quant(
     """
     if executor is None:
         raise AclnnParamNullptr("executor: expected what phase one returned, got None")
+    if not isinstance(executor, Executor):
+        raise AclnnRuntimeError(f"executor: expected what phase one returned, got {executor!r}")
     if executor.used:
         raise AclnnRuntimeError("executor: it has run; call phase one again for another step")
-    if workspace_size < executor.workspace_size:
+    if not isinstance(workspace_size, int) or workspace_size < executor.workspace_size:
         wanted = f"at least {executor.workspace_size} bytes"
         raise AclnnRuntimeError(f"workspace_size: expected {wanted}, got {workspace_size}")
     try:
@@ -166,9 +168,9 @@ def apply_adamw_quant(
 def _check_options(quant_mode: object, block_size: object, semantics: object) -> None:
     if quant_mode != "BLOCKWISE":
         raise AclnnParamInvalid(f"quant_mode: expected 'BLOCKWISE', got {quant_mode!r}")
-    if isinstance(block_size, bool) or block_size != BLOCK_SIZE:
+    if not isinstance(block_size, int) or block_size != BLOCK_SIZE:
         raise AclnnParamInvalid(f"block_size: expected {BLOCK_SIZE}, got {block_size!r}")
-    if semantics not in SEMANTICS:
+    if not isinstance(semantics, str) or semantics not in SEMANTICS:
         raise AclnnParamInvalid(f"semantics: expected one of {[*SEMANTICS]}, got {semantics!r}")
 
 

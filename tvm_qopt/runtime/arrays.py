@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
+from tvm_qopt.params import load
 from tvm_qopt.targets import NATIVE, cuda_target
+from tvm_qopt.xp import NUMPY
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
+EXPORT_ERRORS = (BufferError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _CODES = {"int": 0, "uint": 1, "float": 2}  # DLDataTypeCode
 DEVICE_NAMES = {CPU: "cpu", CUDA: "cuda", CUDA_HOST: "cuda_host", 4: "opencl", 10: "rocm"}
 
@@ -56,9 +60,31 @@ def view_of(name: str, x: Any) -> ArrayView:
         raise DtypeMismatch(
             name, expected="an array (NumPy, torch or DLPack)", got=type(x).__name__
         )
-    if getattr(x, "is_sparse", False) or "sparse" in str(getattr(x, "layout", "")):
+    if is_torch(x):
+        _check_torch(name, x)
+    view = _view_of_dlpack(name, x)
+    if view.size and not view.address:
+        raise ShapeMismatch(name, expected="a tensor with memory", got="one without")
+    return view
+
+
+def is_torch(x: Any) -> bool:
+    """Whether x is a torch tensor, of any subclass; torch is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _check_torch(name: str, x: Any) -> None:
+    """Refuse what DLPack does not say: sparse layouts, lazy signs, storage that is too short."""
+    if x.is_sparse or "sparse" in str(x.layout):
         raise DeviceMismatch(name, expected="a dense tensor", got="a sparse one")
-    return _view_of_dlpack(name, x)
+    if x.is_neg() or x.is_conj():
+        raise ShapeMismatch(name, expected="values as stored", got="a lazy sign: resolve_neg() it")
+    if x.device.type in ("cpu", "cuda") and x.is_contiguous():
+        held = x.untyped_storage().nbytes() - x.storage_offset() * x.element_size()
+        if x.numel() * x.element_size() > held:
+            got = f"a storage of {max(held, 0)}"
+            raise ShapeMismatch(name, expected=f"{x.numel() * x.element_size()} bytes", got=got)
 
 
 def _view_of_numpy(name: str, x: np.ndarray[Any, Any]) -> ArrayView:
@@ -82,9 +108,10 @@ def _view_of_dlpack(name: str, x: Any) -> ArrayView:
         exported = x.detach() if hasattr(x, "detach") else x
         tensor = tvm_ffi.from_dlpack(exported)
         dtype = str(tensor.dtype)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except EXPORT_ERRORS as error:
         dtype = getattr(x, "dtype", "unknown dtype")
-        what = f"{type(x).__name__} of {dtype} ({str(error).splitlines()[0]})"
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        what = f"{type(x).__name__} of {dtype} ({why})"
         raise DtypeMismatch(name, expected="an array that exports DLPack", got=what) from error
     shape = tuple(tensor.shape)
     device = (int(tensor.device.dlpack_device_type()), int(tensor.device.index))
@@ -192,20 +219,47 @@ def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) ->
 
 
 def full_like(like: Any, shape: Sequence[int], dtype: str, value: int) -> Any:
-    """A new array of the library and on the device of `like`, filled with an integer."""
-    module = type(like).__module__.partition(".")[0]
+    """A new array on the device of `like`, filled with an integer: of its library, or of NumPy
+    where that has no more than DLPack and memory on the CPU.
+
+    NumPy has no bfloat16: there it is bit patterns, uint16 (in which 0 is 0).
+    """
     if isinstance(like, np.ndarray):
-        return np.full(shape, value, dtype)
-    if module == "torch":
+        return np.full(shape, value, "uint16" if dtype == "bfloat16" else dtype)
+    if is_torch(like):
         import torch
 
         return torch.full(tuple(shape), value, dtype=getattr(torch, dtype), device=like.device)
     if hasattr(like, "__array_namespace__"):
         xp = like.__array_namespace__()
         return xp.full(tuple(shape), value, dtype=getattr(xp, dtype), device=like.device)
-    raise DtypeMismatch(
-        "param", expected="an array of NumPy, torch or the array API", got=type(like).__name__
-    )
+    if view_of("param", like).device[0] in (CPU, CUDA_HOST):
+        return full_like(np.empty(0), shape, dtype, value)
+    wanted = "on a GPU an array of torch or of the array API"
+    raise DtypeMismatch("param", expected=wanted, got=type(like).__name__)
+
+
+def float32_copy(x: Any, dtype: str) -> Any:
+    """A float32 copy of a 16-bit array, of its library and on its device."""
+    if isinstance(x, np.ndarray):
+        bits = x.view(np.uint16)
+        return load(NUMPY, bits, "bfloat16" if dtype != "float16" else dtype)
+    if hasattr(x, "detach"):
+        return x.detach().float().contiguous()
+    xp = x.__array_namespace__()
+    return xp.astype(x, xp.float32)
+
+
+def version_counter(x: Any) -> Callable[[], object]:
+    """What tells torch's autograd that a tensor was written; nothing for other libraries.
+
+    Without it a graph recorded before a step and run after it would be wrong and silent.
+    """
+    if not is_torch(x):
+        return lambda: None
+    import torch
+
+    return lambda: torch.autograd.graph.increment_version(x)
 
 
 def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
@@ -222,12 +276,11 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
 
 def current_stream(like: Any, device: int) -> int:
     """The handle of the CUDA stream on which the library of `like` queues work now."""
-    module = type(like).__module__.partition(".")[0]
-    if module == "torch":
+    if is_torch(like):
         import torch
 
         return int(torch.cuda.current_stream(device).cuda_stream)
-    if module == "cupy":
+    if type(like).__module__.partition(".")[0] == "cupy":
         import cupy
 
         return int(cupy.cuda.get_current_stream().ptr)

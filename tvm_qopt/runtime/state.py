@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_qopt.errors import DtypeMismatch, ShapeMismatch
+from tvm_qopt.params import load
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.xp import NUMPY
 
@@ -26,7 +27,7 @@ def read_number(name: str, x: Any) -> float:
     """A number, or the one element of an array (read on the host)."""
     try:
         return float(x.item() if hasattr(x, "item") else x + 0.0)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         got = f"{type(x).__name__} of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
         raise ShapeMismatch(name, expected="a number or a one-element array", got=got) from None
 
@@ -37,15 +38,38 @@ def decode(
     """The float32 values of each slot, in the shape of its codes."""
     values = {}
     for slot, format_ in spec.slots:
-        if not format_.scaled:
-            values[slot.name] = np.array(to_numpy(state[slot.name]), np.float32)
+        if format_.dtype is not None:
+            values[slot.name] = _direct(state[slot.name], format_.dtype)
             continue
         codes, scale = (to_numpy(state[f"{slot.name}_{part}"]) for part in ("codes", "scale"))
         levels = to_numpy((qmap or {})[slot.name]) if format_.runtime_map else None
-        level = format_.decode(NUMPY, codes.reshape(-1).astype(np.int32), levels, slot.name)
-        by_element = np.repeat(scale, spec.block_size)[: codes.size]
-        values[slot.name] = (level * by_element).reshape(codes.shape)
+        whole = codes.reshape(1, -1)
+        whole = NUMPY.unpack4(whole) if format_.bits == 4 else whole.astype(np.int32)
+        level = format_.decode(NUMPY, whole.reshape(-1), levels, slot.name)
+        stored = level * np.repeat(scale, spec.block_size)[: level.size]
+        shape = (level.size,) if format_.bits == 4 else codes.shape
+        values[slot.name] = (stored * stored if format_.root else stored).reshape(shape)
     return values
+
+
+def _direct(x: Any, dtype: str) -> npt.NDArray[np.float32]:
+    """A state kept as it is, as float32; NumPy's bfloat16 is ml_dtypes' or bits."""
+    if hasattr(x, "detach"):
+        return np.array(x.detach().float().cpu().numpy())
+    values = to_numpy(x)
+    bits = values if dtype == "float32" else values.view(np.uint16)
+    return np.array(load(NUMPY, bits, dtype), np.float32)
+
+
+def check_qmaps(spec: KernelSpec, qmap: Any) -> Mapping[str, Any]:
+    """The maps by slot: one for each slot whose format takes its map at run time, and no other."""
+    wanted = [slot.name for slot, format_ in spec.slots if format_.runtime_map]
+    given = qmap if isinstance(qmap, Mapping) else {} if qmap is None else None
+    if given is None or set(given) != set(wanted):
+        form = ", ".join(f"{name!r}: levels" for name in wanted)
+        got = "nothing" if qmap is None else repr(list(given)) if given else type(qmap).__name__
+        raise ShapeMismatch("qmap", expected=f"{{{form}}}" if wanted else "no maps", got=got)
+    return given
 
 
 def check_qmap(name: str, qmap: Any, *, levels: int) -> None:

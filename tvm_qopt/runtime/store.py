@@ -6,6 +6,7 @@ TVM_QOPT_POLICY ("build", "cached", "rebuild").
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -22,9 +23,18 @@ from typing import Any
 
 import tvm_qopt
 from tvm_qopt import errors
-from tvm_qopt.errors import ArtifactInvalid, ArtifactMissing, BuildError, StoreError, UnknownName
-from tvm_qopt.manifest import SCHEMA, artifact_key
-from tvm_qopt.runtime.kernel import Kernel
+from tvm_qopt.errors import (
+    ArtifactInvalid,
+    ArtifactMissing,
+    BuildError,
+    DtypeMismatch,
+    StoreError,
+    ToolMissing,
+    UnknownName,
+)
+from tvm_qopt.manifest import MANIFEST, SCHEMA, artifact_key
+from tvm_qopt.rules import RULES
+from tvm_qopt.runtime.kernel import Kernel, check_machine
 from tvm_qopt.runtime.library import runtime_libraries
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import NATIVE, TargetPreset, cuda_target, get_target
@@ -35,7 +45,8 @@ STALE_AFTER = 24 * 3600  # seconds after which the folder of a killed build is s
 BUILDING = ".building-"
 THIS_GPU = "cuda"
 
-_kernels: dict[Path, Kernel] = {}
+_kernels: dict[tuple[Path, str], Kernel] = {}
+"""By folder and the text of its manifest: a folder may be built anew."""
 
 
 def load(
@@ -44,7 +55,8 @@ def load(
     """The kernel of a spec for a target, or of an artifact folder.
 
     spec: a KernelSpec, its name (such as "adamw-dynamic8-b256-p_f32-g_f32"), or the path of a
-    folder that `tvm-qopt build` wrote.  target: a preset, or "cuda" for this machine's GPU.
+    folder that `tvm-qopt build` wrote; a text that begins with a rule's name and has no separator
+    is a name, whatever lies in this folder.  target: a preset, or "cuda" for this machine's GPU.
     policy: "build" (the default: what the store lacks is built in a child process and kept),
     "cached" (never build), "rebuild"; also by TVM_QOPT_POLICY.
 
@@ -52,8 +64,12 @@ def load(
     folders you trust.  Raises ArtifactMissing, ArtifactInvalid, BuildError, ToolMissing or
     StoreError, and UnknownName or UnsupportedSpec for the spec.
     """
+    if not isinstance(spec, (KernelSpec, str, os.PathLike)):
+        raise DtypeMismatch("spec", expected="a KernelSpec, its name or a path", got=repr(spec))
     if isinstance(spec, os.PathLike) or (isinstance(spec, str) and _is_folder(spec)):
         return _open(Path(spec).resolve())
+    if isinstance(spec, str) and spec.partition("-")[0] not in RULES:
+        raise UnknownName("rule, and no folder here,", spec, RULES)
     return load_many([spec], target=target, policy=policy)[0]
 
 
@@ -66,6 +82,7 @@ def load_many(
     policy = policy or os.environ.get("TVM_QOPT_POLICY") or "build"
     if policy not in POLICIES:
         raise UnknownName("policy", policy, POLICIES)
+    check_machine(preset.name, preset.kind, preset.machine, preset.features)
     root = store_folder()
     folders = [root / artifact_key(spec, preset) for spec in wanted]
     missing = {
@@ -95,18 +112,23 @@ def _this_gpu() -> str:
 def store_folder() -> Path:
     """The folder of the store, made private to the user; raises StoreError where that cannot be."""
     given = os.environ.get("TVM_QOPT_STORE")
-    if given:
-        root = Path(given).expanduser() / str(SCHEMA)
-    else:
-        import platformdirs
-
-        root = Path(platformdirs.user_cache_dir("tvm_qopt")) / str(SCHEMA)
+    try:
+        if not given:
+            given = _needed_for_the_store("platformdirs").user_cache_dir("tvm_qopt")
+        root = Path(str(given)).expanduser().absolute() / str(SCHEMA)
+    except RuntimeError as error:
+        raise StoreError(f"no home folder for the store ({error}); set TVM_QOPT_STORE") from error
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = root.stat()
     except OSError as error:
         raise StoreError(f"the store folder {root} cannot be made: {error}") from error
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+    if found.st_uid not in (os.getuid(), 0):
+        raise StoreError(
+            f"the store folder {root} belongs to another user, and loading runs what lies in it; "
+            "set TVM_QOPT_STORE to a folder of your own"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o022:
         raise StoreError(
             f"the store folder {root} may be written by other users, and loading runs what lies in "
             "it; chmod go-w it, or set TVM_QOPT_STORE to a folder of your own"
@@ -119,8 +141,18 @@ def stored() -> list[Path]:
     return sorted(path.parent for path in store_folder().glob("*/manifest.json"))
 
 
+def _needed_for_the_store(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ToolMissing(
+            f"the store needs {package}, which is not installed: install tvm_qopt with its "
+            "dependencies, or load an artifact by the path of its folder"
+        ) from error
+
+
 def _is_folder(text: str) -> bool:
-    return os.sep in text or Path(text).is_dir()
+    return os.sep in text or (text.partition("-")[0] not in RULES and os.path.isdir(text))
 
 
 def _usable(folder: Path, *, rebuild: bool) -> bool:
@@ -139,18 +171,21 @@ def _usable(folder: Path, *, rebuild: bool) -> bool:
 
 def _open(folder: Path) -> Kernel:
     """Load an artifact once a process."""
-    if folder not in _kernels:
-        _kernels[folder] = Kernel.open(folder)
-    return _kernels[folder]
+    try:
+        key = folder, (folder / MANIFEST).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactInvalid(f"{folder}: not an artifact: {error}") from None
+    if key not in _kernels:
+        _kernels[key] = Kernel.open(folder)
+    return _kernels[key]
 
 
 def _build_under_locks(
     root: Path, missing: dict[Path, KernelSpec], preset: TargetPreset, *, rebuild: bool
 ) -> None:
     """Build what is still missing once all locks are held (in one order: no two wait in a ring)."""
-    from filelock import FileLock
-
-    locks = [FileLock(folder.with_suffix(".lock")) for folder in sorted(missing)]
+    filelock = _needed_for_the_store("filelock")
+    locks = [filelock.FileLock(folder.with_suffix(".lock")) for folder in sorted(missing)]
     try:
         for lock in locks:
             lock.acquire()
@@ -172,12 +207,26 @@ def _build(root: Path, missing: dict[Path, KernelSpec], preset: TargetPreset) ->
             {"spec": spec.name, "out": str(Path(temporary) / folder.name)}
             for folder, spec in missing.items()
         ]
-        run_compiler(jobs, preset.name, cwd=temporary)
+        modules = sorted({name for spec in missing.values() for name in defining_modules(spec)})
+        run_compiler(jobs, preset.name, cwd=temporary, modules=modules)
         for folder in missing:
             if folder.exists():
                 shutil.rmtree(folder)
             (Path(temporary) / folder.name).rename(folder)
-            _kernels.pop(folder, None)
+            for key in [key for key in _kernels if key[0] == folder]:
+                del _kernels[key]
+
+
+def defining_modules(spec: KernelSpec) -> list[str]:
+    """The modules outside this package that define a spec's rule and formats."""
+    names = {spec.rule_.update.__module__, *(type(format_).__module__ for _, format_ in spec.slots)}
+    foreign = sorted(name for name in names if not name.startswith("tvm_qopt."))
+    if "__main__" in foreign:
+        raise BuildError(
+            f"{spec.name}: its rule or a format is defined in the script that runs; put it into a "
+            "module of its own, which the compiler's process can import"
+        )
+    return foreign
 
 
 def _sweep(root: Path) -> None:
@@ -190,9 +239,12 @@ def _sweep(root: Path) -> None:
             continue  # another process swept it
 
 
-def run_compiler(jobs: Sequence[dict[str, Any]], target: str, *, cwd: str) -> None:
+def run_compiler(
+    jobs: Sequence[dict[str, Any]], target: str, *, cwd: str, modules: Sequence[str] = ()
+) -> None:
     """Run `python -m tvm_qopt.compiler` on jobs; raises its errors here.
 
+    modules: what defines rules and formats outside this package, imported there by name.
     A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.
     """
     package = str(Path(tvm_qopt.__file__).parent.parent)
@@ -207,7 +259,9 @@ def run_compiler(jobs: Sequence[dict[str, Any]], target: str, *, cwd: str) -> No
         env={**os.environ, "PYTHONPATH": path},
     )
     try:
-        out, err = _communicate(child, json.dumps({"target": target, "jobs": list(jobs)}), jobs)
+        path_here = [os.path.abspath(folder) for folder in sys.path]  # the child has another folder
+        request = {"target": target, "jobs": list(jobs), "modules": modules, "path": path_here}
+        out, err = _communicate(child, json.dumps(request), jobs)
     except BaseException:
         child.kill()
         child.wait()
@@ -236,13 +290,6 @@ def _raise_from_child(code: int, out: str, err: str) -> None:
         said = {}
     kind = getattr(errors, str(said.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, errors.QoptError):
-        raise _rebuilt(kind, said["message"])
+        raise errors.rebuilt(kind, said["message"])
     how = f"died of {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     raise BuildError(f"the compiler process {how}:\n{err[-4000:]}")
-
-
-def _rebuilt(kind: type[errors.QoptError], message: str) -> errors.QoptError:
-    """An error of the child with the message it had there, whatever its constructor takes."""
-    error = kind.__new__(kind)
-    Exception.__init__(error, message)
-    return error

@@ -4,15 +4,13 @@
 
 nb = TypeVar("nb")
 @T.prim_func(s_tir=True)
-def main(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((nb, T.int64(256)), "float32", align=4), grad: T.Buffer((nb, T.int64(256)), "float32", align=4), exp_avg_codes: T.Buffer((nb, T.int64(256)), "uint8", align=1), exp_avg_scale: T.Buffer((nb,), "float32", align=4), exp_avg_qmap: T.Buffer((T.int64(256),), "float32", align=4), exp_avg_sq_codes: T.Buffer((nb, T.int64(256)), "uint8", align=1), exp_avg_sq_scale: T.Buffer((nb,), "float32", align=4), exp_avg_sq_qmap: T.Buffer((T.int64(256),), "float32", align=4), nonfinite_count: T.Buffer((nb,), "int32", align=4)):
+def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb, T.int64(256)), "float32", align=4), grad: T.Buffer((nb, T.int64(256)), "float32", align=4), exp_avg_codes: T.Buffer((nb, T.int64(256)), "uint8", align=1), exp_avg_scale: T.Buffer((nb,), "float32", align=4), exp_avg_qmap: T.Buffer((T.int64(256),), "float32", align=4), exp_avg_sq_codes: T.Buffer((nb, T.int64(256)), "uint8", align=1), exp_avg_sq_scale: T.Buffer((nb,), "float32", align=4), exp_avg_sq_qmap: T.Buffer((T.int64(256),), "float32", align=4), nonfinite_count: T.Buffer((nb,), "int32", align=4)):
     T.func_attr({"tirx.noalias": True})
     # with T.sblock("root"):
     grad_scaled = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_sq_old = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_old = T.sblock_alloc_buffer((nb, T.int64(256)))
-    exp_avg_step = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_new = T.sblock_alloc_buffer((nb, T.int64(256)))
-    exp_avg_sq_step = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_sq_new = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_kept = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_absmax = T.sblock_alloc_buffer((nb,), "int32")
@@ -42,6 +40,7 @@ def main(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((nb
     exp_avg_sq_encode_search1 = T.sblock_alloc_buffer((nb, T.int64(256)), "int32")
     exp_avg_sq_encode_nearest = T.sblock_alloc_buffer((nb, T.int64(256)), "int32")
     param_old = T.sblock_alloc_buffer((nb, T.int64(256)))
+    param_new = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_absmax_rf = T.sblock_alloc_buffer((nb, T.int64(16)), "int32")
     exp_avg_sq_absmax_rf = T.sblock_alloc_buffer((nb, T.int64(16)), "int32")
     nonfinite_sum_rf = T.sblock_alloc_buffer((nb, T.int64(16)), "int32")
@@ -90,33 +89,19 @@ def main(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((nb
                     T.writes(exp_avg_old[v_b, v_i])
                     exp_avg_old[v_b, v_i] = exp_avg_qmap[T.Cast("int64", T.Cast("int32", exp_avg_codes[v_b, v_i]))] * exp_avg_scale[v_b]
             for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_step"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(exp_avg_step[v_b, v_i])
-                    exp_avg_step[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
-            for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_new"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_step[v_b, v_i])
+                    T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
                     T.writes(exp_avg_new[v_b, v_i])
-                    exp_avg_new[v_b, v_i] = exp_avg_step[v_b, v_i]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_step"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(exp_avg_sq_step[v_b, v_i])
-                    exp_avg_sq_step[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
+                    exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_sq_new"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_step[v_b, v_i])
+                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
                     T.writes(exp_avg_sq_new[v_b, v_i])
-                    exp_avg_sq_new[v_b, v_i] = exp_avg_sq_step[v_b, v_i]
+                    exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_kept"):
                     v_b = T.axis.spatial(nb, b_m_m)
@@ -139,12 +124,19 @@ def main(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((nb
                     T.writes(param_old[v_b, v_i])
                     param_old[v_b, v_i] = param[v_b, v_i]
             for i_1 in T.vectorized(T.int64(16)):
+                with T.sblock("param_new"):
+                    v_b = T.axis.spatial(nb, b_m_m)
+                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
+                    T.reads(param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
+                    T.writes(param_new[v_b, v_i])
+                    param_new[v_b, v_i] = param_old[v_b, v_i] * hyper[T.int64(7)] - hyper[T.int64(5)] * exp_avg_new[v_b, v_i] / (T.sqrt(exp_avg_sq_new[v_b, v_i]) + hyper[T.int64(6)])
+            for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("param_out"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_step[v_b, v_i], exp_avg_sq_step[v_b, v_i], param[v_b, v_i])
+                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
                     T.writes(param[v_b, v_i])
-                    param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, param_old[v_b, v_i] * hyper[T.int64(7)] + hyper[T.int64(5)] * exp_avg_step[v_b, v_i] / (T.sqrt(exp_avg_sq_step[v_b, v_i]) + hyper[T.int64(6)]), param[v_b, v_i])
+                    param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, param_new[v_b, v_i], param[v_b, v_i])
             for exp_avg_absmax_k_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_absmax_rf_update"):
                     vexp_avg_absmax_k_1 = T.axis.spatial(T.int64(16), exp_avg_absmax_k_1)

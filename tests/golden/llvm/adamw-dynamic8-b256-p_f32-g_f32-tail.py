@@ -4,7 +4,7 @@
 
 B = TypeVar("B")
 @T.prim_func(s_tir=True)
-def tail(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((T.int64(1), B), "float32", align=4), grad: T.Buffer((T.int64(1), B), "float32", align=4), exp_avg_codes: T.Buffer((T.int64(1), B), "uint8", align=1), exp_avg_scale: T.Buffer((T.int64(1),), "float32", align=4), exp_avg_sq_codes: T.Buffer((T.int64(1), B), "uint8", align=1), exp_avg_sq_scale: T.Buffer((T.int64(1),), "float32", align=4), nonfinite_count: T.Buffer((T.int64(1),), "int32", align=4)):
+def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.int64(1), B), "float32", align=4), grad: T.Buffer((T.int64(1), B), "float32", align=4), exp_avg_codes: T.Buffer((T.int64(1), B), "uint8", align=1), exp_avg_scale: T.Buffer((T.int64(1),), "float32", align=4), exp_avg_sq_codes: T.Buffer((T.int64(1), B), "uint8", align=1), exp_avg_sq_scale: T.Buffer((T.int64(1),), "float32", align=4), nonfinite_count: T.Buffer((T.int64(1),), "int32", align=4)):
     T.func_attr({"tirx.noalias": True})
     # with T.sblock("root"):
     grad_scaled = T.sblock_alloc_buffer((T.int64(1), B))
@@ -19,9 +19,7 @@ def tail(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((T.
     exp_avg_decode_times25 = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_decode_magnitude = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_old = T.sblock_alloc_buffer((T.int64(1), B))
-    exp_avg_step = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_new = T.sblock_alloc_buffer((T.int64(1), B))
-    exp_avg_sq_step = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_new = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_kept = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_absmax = T.sblock_alloc_buffer((T.int64(1),), "int32")
@@ -52,6 +50,7 @@ def tail(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((T.
     exp_avg_sq_encode_k = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_encode_w = T.sblock_alloc_buffer((T.int64(1), B), "int32")
     param_old = T.sblock_alloc_buffer((T.int64(1), B))
+    param_new = T.sblock_alloc_buffer((T.int64(1), B))
     for b_m_m in range(T.int64(1)):
         with T.sblock("exp_avg_absmax_init"):
             v_b = T.axis.spatial(T.int64(1), b_m_m)
@@ -141,30 +140,18 @@ def tail(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((T.
                 T.reads(exp_avg_decode_offset[v_b, v_i], exp_avg_decode_magnitude[v_b, v_i], exp_avg_scale[v_b])
                 T.writes(exp_avg_old[v_b, v_i])
                 exp_avg_old[v_b, v_i] = T.Select(exp_avg_decode_offset[v_b, v_i] < T.float32(0.0), exp_avg_decode_magnitude[v_b, v_i] * T.float32(-1.0), exp_avg_decode_magnitude[v_b, v_i]) * exp_avg_scale[v_b]
-            with T.sblock("exp_avg_step"):
-                v_b = T.axis.spatial(T.int64(1), b_m_m)
-                v_i = T.axis.spatial(B, i_m)
-                T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
-                T.writes(exp_avg_step[v_b, v_i])
-                exp_avg_step[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
             with T.sblock("exp_avg_new"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(exp_avg_step[v_b, v_i])
+                T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
                 T.writes(exp_avg_new[v_b, v_i])
-                exp_avg_new[v_b, v_i] = exp_avg_step[v_b, v_i]
-            with T.sblock("exp_avg_sq_step"):
-                v_b = T.axis.spatial(T.int64(1), b_m_m)
-                v_i = T.axis.spatial(B, i_m)
-                T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
-                T.writes(exp_avg_sq_step[v_b, v_i])
-                exp_avg_sq_step[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
+                exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
             with T.sblock("exp_avg_sq_new"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(exp_avg_sq_step[v_b, v_i])
+                T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
                 T.writes(exp_avg_sq_new[v_b, v_i])
-                exp_avg_sq_new[v_b, v_i] = exp_avg_sq_step[v_b, v_i]
+                exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
             with T.sblock("exp_avg_kept"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
@@ -183,12 +170,18 @@ def tail(hyper: T.Buffer((T.int64(8),), "float32", align=4), param: T.Buffer((T.
                 T.reads(param[v_b, v_i])
                 T.writes(param_old[v_b, v_i])
                 param_old[v_b, v_i] = param[v_b, v_i]
+            with T.sblock("param_new"):
+                v_b = T.axis.spatial(T.int64(1), b_m_m)
+                v_i = T.axis.spatial(B, i_m)
+                T.reads(param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
+                T.writes(param_new[v_b, v_i])
+                param_new[v_b, v_i] = param_old[v_b, v_i] * hyper[T.int64(7)] - hyper[T.int64(5)] * exp_avg_new[v_b, v_i] / (T.sqrt(exp_avg_sq_new[v_b, v_i]) + hyper[T.int64(6)])
             with T.sblock("param_out"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_step[v_b, v_i], exp_avg_sq_step[v_b, v_i], param[v_b, v_i])
+                T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
                 T.writes(param[v_b, v_i])
-                param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, param_old[v_b, v_i] * hyper[T.int64(7)] + hyper[T.int64(5)] * exp_avg_step[v_b, v_i] / (T.sqrt(exp_avg_sq_step[v_b, v_i]) + hyper[T.int64(6)]), param[v_b, v_i])
+                param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, param_new[v_b, v_i], param[v_b, v_i])
             with T.sblock("exp_avg_absmax_update"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_exp_avg_absmax_k = T.axis.reduce(B, i_m)

@@ -1,0 +1,1 @@
+"""Time updates side by side in one run."""

@@ -1,0 +1,95 @@
+"""Check the arguments of a call, driven by the spec, and cut them for its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm_qopt.errors import DeviceMismatch, DtypeMismatch, ShapeMismatch
+from tvm_qopt.runtime.arrays import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    ArrayView,
+    check_layout,
+    view_of,
+    window,
+)
+from tvm_qopt.runtime.state import check_qmap
+from tvm_qopt.spec import CONST, OF_PLAN, KernelSpec, TensorSpec
+
+DEVICES = {"llvm": (CPU, CUDA_HOST), "cuda": (CUDA,)}
+"""Target kind -> the DLPack devices whose arrays its kernels take."""
+
+
+def check_arguments(spec: KernelSpec, kind: str, given: Mapping[str, Any]) -> dict[str, ArrayView]:
+    """The views of all arguments but `hyper`, each of the right kind and none in another's way."""
+    wanted = {t.name: t for t in spec.tensors if t.role not in OF_PLAN}
+    for name in given.keys() - wanted.keys():
+        raise ShapeMismatch(name, expected=f"one of {', '.join(wanted)}", got="an unknown argument")
+    for name in wanted:
+        if given.get(name) is None:
+            raise ShapeMismatch(name, expected="an array", got="nothing")
+    views = {name: view_of(name, given[name]) for name in wanted}
+    param = views["param"]
+    for name, t in wanted.items():
+        _check_argument(spec, kind, t, views[name], param)
+    _check_overlap(wanted, views)
+    for name, t in wanted.items():
+        if t.role == CONST:
+            check_qmap(name, given[name], levels=int(t.shape[0]))
+    return views
+
+
+def check_argument(
+    spec: KernelSpec, kind: str, name: str, given: Any, views: Mapping[str, ArrayView]
+) -> ArrayView:
+    """The view of one argument in place of the one in `views`, checked as all were."""
+    wanted = {t.name: t for t in spec.tensors}
+    view = view_of(name, given)
+    _check_argument(spec, kind, wanted[name], view, views["param"])
+    _check_overlap(wanted, {**views, name: view})
+    return view
+
+
+def _check_argument(
+    spec: KernelSpec, kind: str, t: TensorSpec, view: ArrayView, param: ArrayView
+) -> None:
+    if view.dtype not in (t.dtype, "uint16" if t.dtype == "bfloat16" else t.dtype):
+        raise DtypeMismatch(t.name, expected=t.dtype, got=view.dtype)
+    held = t.held(param.size, spec.block_size)
+    shape = param.shape if held is None else held
+    if view.shape != shape:
+        raise ShapeMismatch(t.name, expected=f"shape {shape}", got=f"{view.shape}")
+    if view.device[0] not in DEVICES[kind] or view.device != param.device:
+        device = "cpu" if kind == "llvm" else kind
+        where = f"a tensor on {device}" if view is param else f"{param.device_name}, as param"
+        raise DeviceMismatch(t.name, expected=where, got=view.device_name)
+    check_layout(t.name, view, output=t.output)
+
+
+def _check_overlap(wanted: Mapping[str, TensorSpec], views: Mapping[str, ArrayView]) -> None:
+    """Kernels assume that nothing they write is reachable through another argument."""
+    spans = sorted(
+        (v.address, v.address + v.size * v.itemsize, n) for n, v in views.items() if v.size
+    )
+    reach, written = (0, ""), (0, "")  # how far any span so far goes, and any that is written
+    for start, end, name in spans:
+        other_end, other = reach if wanted[name].output else written
+        if start < other_end:
+            got = f"memory shared with {other}"
+            raise ShapeMismatch(name, expected="an array with memory of its own", got=got)
+        reach = max(reach, (end, name))
+        if wanted[name].output:
+            written = max(written, (end, name))
+
+
+def windows(
+    spec: KernelSpec, views: Mapping[str, ArrayView], *, first: int, blocks: int, block: int
+) -> tuple[Any, ...]:
+    """The windows of `blocks` blocks of `block` elements from block number `first` on."""
+    tensors = []
+    for t in spec.tensors:
+        shape, offset = t.sizes(blocks, block), t.start(first, spec.block_size)
+        tensors.append(window(views[t.name], offset=offset, shape=shape, dtype=t.storage))
+    return tuple(tensors)
