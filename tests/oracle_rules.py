@@ -28,7 +28,7 @@ def slots(rule: str, **settings: Any) -> tuple[str, ...]:
     adam = ("exp_avg", "exp_avg_sq")
     if rule in ("adam", "adamw"):
         return (*adam, "max_exp_avg_sq") if settings.get("amsgrad") else adam
-    if rule in ("adamw_mxnet", "lamb", "lans"):
+    if rule in ("adam_fp16", "adamw_mxnet", "lamb", "lans"):
         return adam
     if rule == "rmsprop":
         centered = ("grad_avg",) if settings.get("centered") else ()
@@ -142,6 +142,36 @@ def adam(
         step=step,
     )
     return p - lr * update, new
+
+
+def adam_fp16(
+    p: F64,
+    g: F64,
+    state: State,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    form: str = "optimized",
+    decay: str = "decoupled",
+    step: int,
+) -> Result:
+    """Section 3.1, on the float32 copy: decay first, then the moments, then the step."""
+    if decay == "decoupled":
+        p = p * (1 - lr * weight_decay)
+    elif decay == "absolute":
+        p = p * (1 - weight_decay)
+    else:
+        g = g + weight_decay * p
+    m, v = _adam_moments(g, state, beta1, beta2)
+    c1, c2 = 1 - beta1**step, 1 - beta2**step
+    if form == "optimized":
+        moved = lr * math.sqrt(c2) / c1 * m / (np.sqrt(v) + eps)
+    else:
+        moved = lr / c1 * m / (np.sqrt(v) / math.sqrt(c2) + eps)
+    return p - moved, {"exp_avg": m, "exp_avg_sq": v}
 
 
 def adamw(
@@ -414,6 +444,7 @@ RULES: Mapping[str, Any] = {
     for function in (
         adagrad,
         adam,
+        adam_fp16,
         adamw,
         adamw_mxnet,
         ademamix,

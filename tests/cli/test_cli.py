@@ -196,10 +196,10 @@ def test_a_missing_cuda_compiler_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["build", "adamx", "-o", "x"], "unknown rule 'adamx'; known: adagrad, adam, adamw"),
+        (["build", "adamx", "-o", "x"], "unknown rule 'adamx'; known: adagrad, adam, adam_fp16"),
         (
             ["build", "adamx-dynamic8", "-o", "x"],
-            "unknown rule 'adamx'; known: adagrad, adam, adamw",
+            "unknown rule 'adamx'; known: adagrad, adam, adam_fp16",
         ),
         (["build", "adamw", "--state", "int3", "-o", "x"], "unknown state 'int3'; known: "),
         (["build", "adamw", "--target", "vax", "-o", "x"], "unknown target 'vax'; known: cuda-sm"),
@@ -466,3 +466,33 @@ def test_doctor_of_missing_tools_and_a_bad_store(tmp_path: Path) -> None:
     assert "TVM_QOPT_STORE" in checks["store"]["mend"]
     assert checks["threads"]["status"] == "failed"
     assert "'many'" in checks["threads"]["mend"]
+
+
+def test_a_rule_of_the_users_own(tmp_path: Path) -> None:
+    """--import makes it known to every command; the module lies in the current folder."""
+    (tmp_path / "mine.py").write_text(
+        "from tvm_qopt.rules import LR, rule\n"
+        "@rule(slots=(), hyper=(LR,), scalars=('lr',), derive=lambda h, step, s: {'lr': h['lr']})\n"
+        "def halve(xp, h, p, g, s, settings):\n"
+        '    """Half of plain descent."""\n'
+        "    return p - 0.5 * h.lr * g, {}\n"
+    )
+    command = [sys.executable, "-m", "tvm_qopt", "--import", "mine"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    for arguments in (["list", "--json"], ["build", "halve", "-o", "out"]):
+        run = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        assert "halve" in run.stdout
+    assert (tmp_path / "out" / "kernel.so").is_file()
+
+
+def test_weights_with_a_master(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--param", "bfloat16", "--param-format", "split", "--state", "8bit"]
+    result = invoke("build", "adamw", *options, "-o", str(out))
+    assert result.exit_code == 0
+    assert json.loads((out / "manifest.json").read_text())["spec"] == (
+        "adamw-dynamic8-b256-p_bf16_split-g_bf16"
+    )

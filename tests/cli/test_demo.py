@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,8 @@ from typer.testing import CliRunner
 import tvm_qopt
 from tvm_qopt.cli import demo
 from tvm_qopt.cli.app import app
-from tvm_qopt.demo import network
+from tvm_qopt.demo import compare, network
+from tvm_qopt.demo.train import Run
 
 missing = [module for module in demo.NEEDS if importlib.util.find_spec(module) is None]
 needs_extra = pytest.mark.skipif(
@@ -60,6 +63,64 @@ def test_demo_table_says_where_the_figure_is(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert str(out / "loss.png") in result.stdout
     assert "8-bit AdamW, compiled" in result.stdout
+
+
+@needs_extra
+def test_compare_with_json(tmp_path: Path) -> None:
+    arguments = ["demo", "--compare", "--steps", "30", "--seed", "4", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["figure"] == str(tmp_path / "comparison.png")
+    assert (tmp_path / "comparison.png").read_bytes().startswith(PNG)
+    tasks = {name for name, task in compare.TASKS.items() if not task.missing}
+    assert set(data["summary"]) == tasks
+    assert set(data["left_out"]) == compare.TASKS.keys() - tasks
+    runs = {(run["task"], run["state"], run["seed"]): run for run in data["runs"]}
+    assert set(runs) == set(product(tasks, compare.STATES, (4, 5, 6)))
+    for (task, _, seed), run in runs.items():
+        float32 = runs[task, compare.BASELINE, seed]
+        assert len(run["losses"]) == 30
+        assert run["losses"][0] == float32["losses"][0]  # the same weights and batch
+        assert run["losses"][-1] < 0.9 * run["losses"][0]
+        # 30 steps in 4 bits or more: the same course within a half
+        assert abs(run["final_loss"] / float32["final_loss"] - 1) < 0.5
+    for task, rows in data["summary"].items():
+        float32, *others = rows
+        assert float32["state"] == compare.BASELINE
+        assert float32["gap"] == {"mean": 0, "low": 0, "high": 0}
+        for row in others:
+            assert row["bytes_per_parameter"] < 0.3 * float32["bytes_per_parameter"]
+            final = [runs[task, row["state"], seed]["final_loss"] for seed in (4, 5, 6)]
+            assert row["final_loss"]["low"] == min(final)
+            assert row["final_loss"]["high"] == max(final)
+
+
+@needs_extra
+def test_compare_without_torch_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = replace(compare.TASKS["text"], needs="no_such_module")
+    monkeypatch.setitem(compare.TASKS, "text", text)
+    result = CliRunner().invoke(app, ["demo", "--compare", "--steps", "2", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.stderr
+    for state in compare.STATES:
+        assert state in result.stdout
+    assert "seeds 0 to 2" in result.stdout
+    assert f"The {text.title} was left out: no_such_module is not installed" in result.stdout
+    assert str(tmp_path / "comparison.png") in result.stdout
+
+
+def test_summary_pairs_runs_by_seed() -> None:
+    def run(loss: float, size: int) -> Run:
+        return Run("", [loss], loss, 0.5, parameters=10, state_bytes=size, step_us=1.0)
+
+    runs = {compare.BASELINE: [run(1.0, 80), run(2.0, 80)], "low": [run(1.5, 20), run(2.0, 20)]}
+    base, low = compare.summarise(runs)
+    assert base.gap == compare.Spread(0.0, 0.0, 0.0)
+    assert low.gap == compare.Spread(0.25, 0.0, 0.5)
+    assert low.final_loss == compare.Spread(1.75, 1.5, 2.0)
+    assert low.bytes_per_parameter == 2.0
 
 
 def test_demo_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ SGD = {"momentum": 0.9, "weight_decay": 0.0}
 RMSPROP = {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0}
 CASES = [
     Case("adam", (0.05, 0.05), ADAM),
+    Case("adam_fp16", (0.05, 0.05), ADAM),
     Case("adamw", (0.05, 0.05), ADAM),
     Case("adamw_mxnet", (0.05, 0.05), {**ADAM, "eta": 1.0}),
     Case("lion", (0.02, 0.02), {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0}),

@@ -67,7 +67,7 @@ class Case:
         given: dict[str, Any] = {**self.hyper, **hyper}
         if self.rule == "sgd":
             given["nesterov"] = self.settings["momentum"] == "nesterov"
-        passed = ("eps_beside", "decay", "scalars", "bias_correction")
+        passed = ("eps_beside", "decay", "scalars", "bias_correction", "form")
         given |= {name: value for name, value in self.settings.items() if name in passed}
         wide = {name: x.astype(np.float64) for name, x in state.items()}
         moved: oracle_rules.Result = oracle_rules.RULES[self.rule](
@@ -104,6 +104,9 @@ CASES = [
     ),
     Case("adamw", EXACT, {"amsgrad": False, "scalars": "ascend"}),
     Case("adamw", EXACT, {"amsgrad": True, "scalars": "ascend"}),
+    Case("adam_fp16", SEEN_EPS, {"form": "optimized", "decay": "decoupled"}, "dynamic8"),
+    Case("adam_fp16", SEEN_EPS, {"form": "plain", "decay": "absolute"}),
+    Case("adam_fp16", SEEN_EPS, {"form": "plain", "decay": "coupled"}, "fp8"),
     Case("adamw_mxnet", {**SEEN_EPS, "lr": 1.0, "eta": 1e-2}, {}, "dynamic8"),
     Case("lion", {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 1.0}, {}, "dynamic8"),
     Case("sgd", SGD, {"momentum": "off"}),
@@ -230,6 +233,7 @@ def expected_of(
     sizes = {slot: np.abs(x) for slot, x in state.items()}
     far, terms = case.oracle(-np.abs(p), np.abs(g), sizes, step=step, **hyper)
     coupled = case.rule in ("adam", "sgd", "rmsprop", "adagrad", "lars")
+    coupled |= case.settings.get("decay") == "coupled"
     if coupled or case.rule in ("lamb", "lans"):  # the decay adds to the gradient or direction
         far, terms = case.oracle(np.abs(p), np.abs(g), sizes, step=step, **hyper)
         move = np.abs(np.abs(p) - far)
@@ -525,7 +529,11 @@ def test_a_rate_of_zero_moves_nothing(case: Case) -> None:
     assert run.param.tobytes() == before
 
 
-COUPLED = [c for c in CASES if c.rule in ("sgd", "rmsprop", "adagrad", "adam")]
+COUPLED = [
+    c
+    for c in CASES
+    if c.rule in ("sgd", "rmsprop", "adagrad", "adam") or c.settings.get("decay") == "coupled"
+]
 
 
 @pytest.mark.parametrize("case", COUPLED, ids=str)
@@ -659,7 +667,8 @@ def has_of(case: Case) -> set[str]:
 @each_case
 def test_hyper_parameters_that_are_missing(case: Case) -> None:
     run, before = plan_of(case)
-    for name in case.hyper.keys() - {"trust_coefficient"}:
+    has_default = {"trust_coefficient"} | ({"eps"} if case.rule == "adam_fp16" else set())
+    for name in case.hyper.keys() - has_default:
         rest = {k: v for k, v in case.hyper.items() if k != name}
         with pytest.raises(HyperOutOfRange, match=f"^{name}: expected a number, got nothing"):
             run.plan.step(step=1, **rest)
@@ -712,7 +721,7 @@ def test_hyper_parameters_out_of_range(case: Case) -> None:
         ("lamb", {"bias_correction": 0}, "bias_correction: one of (True, False), got 0"),
         ("sgd", {"zero_rule": True}, "unknown setting of sgd 'zero_rule'"),
         ("lars", {"zero_rule": False}, "unknown setting of lars 'zero_rule'"),
-        ("adamax", {}, "unknown rule 'adamax'; known: adagrad, adam, adamw, adamw_mxnet"),
+        ("adamax", {}, "unknown rule 'adamax'; known: adagrad, adam, adam_fp16, adamw"),
     ],
 )
 def test_settings_that_a_rule_does_not_have(

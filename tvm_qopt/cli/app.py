@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -103,8 +106,26 @@ def options(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions."),
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module of yours first, which defines rules or formats; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if modules:
+        sys.path.insert(0, os.getcwd())
+    for module in modules or ():
+        _import(module)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"--import {module}: {error}") from error
 
 
 app.command("build", help=build.HELP)(build.build)

@@ -67,6 +67,10 @@ def build(
     grad: Annotated[
         str | None, typer.Option(help="The gradient's dtype.", show_default="that of the weights")
     ] = None,
+    param_format: Annotated[
+        str | None,
+        typer.Option(help="plain, master, split or stochastic.", show_default="plain"),
+    ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -94,7 +98,7 @@ def build(
         raise typer.BadParameter("give either -o OUT or --store")
     if bundle and store:
         raise typer.BadParameter("--bundle goes with -o OUT: the store is for this installation")
-    options = SpecOptions(state, param, grad, block_size, tuple(settings or ()))
+    options = SpecOptions(state, param, grad, param_format, block_size, tuple(settings or ()))
     wanted, preset = resolve(specs, options), get_target(target)
     built = _to_folders(wanted, preset, out, bundle=bundle) if out else _to_store(wanted, preset)
     if json:

@@ -28,11 +28,12 @@ class SpecOptions:
     state: str | None = None
     param: str | None = None
     grad: str | None = None
+    param_format: str | None = None
     block_size: int | None = None
     settings: tuple[str, ...] = ()
 
     def given(self) -> dict[str, Any]:
-        names = ("state", "param", "grad", "block_size")
+        names = ("state", "param", "grad", "param_format", "block_size")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,18 +1,21 @@
-"""The figure: both loss curves."""
+"""The figures: loss curves of both optimizers, and of four states on each task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_qopt.demo.compare import BASELINE, TASKS, Runs
 from tvm_qopt.demo.train import Run
 
 WINDOW = 25  # steps of the running mean: about an epoch
 COLOURS = ("#d95f02", "#1b6ca8")
 DASHES = ("-", (0, (5, 2)))  # the second does not hide the first
+STATE_STYLES = (("#444444", "-"), ("#d95f02", "--"), ("#1b6ca8", "-."), ("#2a9d4a", ":"))
 
 
 def plot_losses(runs: Sequence[Run], path: Path) -> None:
@@ -38,7 +41,40 @@ def plot_losses(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def running_mean(losses: Sequence[float]) -> npt.NDArray[np.float64]:
+def plot_comparison(tasks: Mapping[str, Runs], path: Path) -> None:
+    """Write a PNG: a column a task; the loss of the batches above, its gap to float32 below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * len(tasks), 6.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(2, len(tasks), squeeze=False, sharex="col", height_ratios=(2, 1))
+    for (name, runs), above, below in zip(tasks.items(), *grid, strict=True):
+        seeds = len(runs[BASELINE])
+        _plot_task(runs, above, below)
+        above.set_title(f"AdamW: {TASKS[name].title}")
+        above.legend(frameon=False, title=f"state (mean of {seeds} seeds and {WINDOW} steps)")
+    grid[0][0].set_ylabel("training loss (cross-entropy)")
+    grid[1][0].set_ylabel("gap to float32 state, %")
+    figure.savefig(path, dpi=150)
+
+
+def _plot_task(runs: Runs, above: Any, below: Any) -> None:
+    curves = {s: running_mean(np.mean([r.losses for r in of], axis=0)) for s, of in runs.items()}
+    base = curves[BASELINE]
+    steps = np.arange(1, len(base) + 1)
+    for (state, curve), (colour, dashes) in zip(curves.items(), STATE_STYLES, strict=True):
+        style = {"color": colour, "linestyle": dashes, "linewidth": 1.8}
+        above.plot(steps, curve, label=state, **style)
+        below.plot(steps, 100 * (curve / base - 1), **style)
+    above.set_yscale("log" if base.max() > 10 * base.min() else "linear")
+    below.set(xlabel="step", xlim=(1, max(2, len(steps))))
+    for axes in (above, below):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def running_mean(losses: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The mean of WINDOW values around each, of fewer at both ends."""
     total = np.concatenate([[0.0], np.cumsum(losses)])
     middle = np.arange(len(losses))

@@ -26,7 +26,7 @@ class Optimizer(Protocol):
 
 
 class CompiledAdamW:
-    """8-bit AdamW: a plan a tensor, checked once; every tensor's state is in 8 bits."""
+    """A plan a tensor, checked once; small tensors too have their state in the kernel's format."""
 
     def __init__(self, weights: Tensors, grads: Tensors, kernel: Kernel) -> None:
         states = {name: kernel.init_state(p) for name, p in weights.items()}

@@ -202,6 +202,7 @@ def get_rule(name: str) -> Rule:
 
 from tvm_qopt.rules import adagrad as adagrad  # noqa: E402
 from tvm_qopt.rules import adam as adam  # noqa: E402
+from tvm_qopt.rules import adam_fp16 as adam_fp16  # noqa: E402
 from tvm_qopt.rules import adamw as adamw  # noqa: E402
 from tvm_qopt.rules import adamw_mxnet as adamw_mxnet  # noqa: E402
 from tvm_qopt.rules import ademamix as ademamix  # noqa: E402

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tvm_qopt.errors import DeviceMismatch, DtypeMismatch, ShapeMismatch
@@ -84,12 +85,21 @@ def _check_overlap(wanted: Mapping[str, TensorSpec], views: Mapping[str, ArrayVi
             written = max(written, (end, name))
 
 
-def windows(
-    spec: KernelSpec, views: Mapping[str, ArrayView], *, first: int, blocks: int, block: int
-) -> tuple[Any, ...]:
-    """The windows of `blocks` blocks of `block` elements from block number `first` on."""
-    tensors = []
-    for t in spec.tensors:
-        shape, offset = t.sizes(blocks, block), t.start(first, spec.block_size)
-        tensors.append(window(views[t.name], offset=offset, shape=shape, dtype=t.storage))
-    return tuple(tensors)
+@dataclass(frozen=True)
+class Part:
+    """What one call handles: `blocks` blocks of `size` elements from block number `first` on."""
+
+    first: int
+    blocks: int
+    size: int
+
+
+def window_of(spec: KernelSpec, t: TensorSpec, view: ArrayView, part: Part) -> Any:
+    """The argument of a call for a part of a tensor."""
+    shape, offset = t.sizes(part.blocks, part.size), t.start(part.first, spec.block_size)
+    return window(view, offset=offset, shape=shape, dtype=t.storage)
+
+
+def windows(spec: KernelSpec, views: Mapping[str, ArrayView], part: Part) -> tuple[Any, ...]:
+    """All arguments of a call, in order."""
+    return tuple(window_of(spec, t, views[t.name], part) for t in spec.tensors)

@@ -11,12 +11,13 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
-from tvm_qopt.params import load
+from tvm_qopt.params import load, store
 from tvm_qopt.targets import NATIVE, cuda_target
 from tvm_qopt.xp import NUMPY
 
@@ -167,6 +168,13 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    return libc
+
+
 class _Window:
     """The DLPack export of part of an array's memory under a shape and dtype of its own.
 
@@ -176,8 +184,7 @@ class _Window:
 
     def __init__(self, view: ArrayView, offset: int, shape: Sequence[int], dtype: str) -> None:
         kind, bits = dtype.rstrip("0123456789"), int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
-        libc = ctypes.CDLL(None)
-        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        libc = _libc()
         struct_size = ctypes.sizeof(_Managed)
         self._address = libc.malloc(struct_size + 8 * len(shape))
         if not self._address:
@@ -218,14 +225,17 @@ def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) ->
     return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
 
 
-def full_like(like: Any, shape: Sequence[int], dtype: str, value: int) -> Any:
-    """A new array on the device of `like`, filled with an integer: of its library, or of NumPy
+def full_like(like: Any, shape: Sequence[int], dtype: str, value: float) -> Any:
+    """A new array on the device of `like`, filled with a number: of its library, or of NumPy
     where that has no more than DLPack and memory on the CPU.
 
     NumPy has no bfloat16: there it is bit patterns, uint16 (in which 0 is 0).
     """
     if isinstance(like, np.ndarray):
-        return np.full(shape, value, "uint16" if dtype == "bfloat16" else dtype)
+        if dtype == "bfloat16":
+            bits = store(NUMPY, np.full(shape, value, np.float32), dtype)
+            return np.asarray(bits, np.uint16)
+        return np.full(shape, value, dtype)
     if is_torch(like):
         import torch
 

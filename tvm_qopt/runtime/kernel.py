@@ -15,8 +15,8 @@ from tvm_qopt.runtime.arguments import DEVICES
 from tvm_qopt.runtime.arrays import float32_copy, full_like, view_of
 from tvm_qopt.runtime.library import load_module
 from tvm_qopt.runtime.plan import Plan
-from tvm_qopt.runtime.state import check_qmaps, decode
-from tvm_qopt.spec import BESIDE, COUNTER, STATE, KernelSpec, TensorSpec, norms_of
+from tvm_qopt.runtime.state import check_qmaps, decode, initial_parts
+from tvm_qopt.spec import BESIDE, COUNTER, STATE, KernelSpec, norms_of
 from tvm_qopt.targets import NATIVE, host_features
 from tvm_qopt.version import TVM_VERSION
 
@@ -57,24 +57,28 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest.spec} for {self.manifest.target}>"
 
-    def init_state(self, param: Any) -> dict[str, Any]:
+    def init_state(self, param: Any, initial: Mapping[str, float] | None = None) -> dict[str, Any]:
         """The state before the first step, beside `param` (its library and device).
+
+        initial: slot -> the value of all its elements, 0 by default (Adagrad's
+        initial_accumulator_value is that of `sum`).
 
         A dict by argument name: for a slot stored in codes `<slot>_codes` (uint8, the shape of the
         parameter) and `<slot>_scale` (float32, one a block), else `<slot>`; and
         `nonfinite_count` (int32, one a block), which counts elements met with a gradient or state
-        that is not finite.  All decode to 0.  With a parameter format also what it keeps beside
+        that is not finite.  With a parameter format also what it keeps beside
         the weights: `param_master` (float32) or `param_low` (uint16), made from `param`.
         """
         view = view_of("param", param)
         state = {}
+        start = initial_parts(self.spec, initial or {})
         for t in self.spec.tensors:
             if t.name == "param_master":
                 state[t.name] = float32_copy(param, view.dtype)
             elif t.role in (STATE, BESIDE, COUNTER):
                 held = t.held(view.size, self.spec.block_size)
                 shape = view.shape if held is None else held
-                state[t.name] = full_like(param, shape, t.dtype, self._initial(t))
+                state[t.name] = full_like(param, shape, t.dtype, start.get(t.name, 0))
         return state
 
     def decode_state(
@@ -85,13 +89,6 @@ class Kernel:
         qmap as for `plan`.  4-bit codes of an odd number of elements give one more.
         """
         return decode(self.spec, state, check_qmaps(self.spec, qmap))
-
-    def _initial(self, t: TensorSpec) -> int:
-        codes = {
-            f"{slot.name}_codes": format_.zero_code * (17 if format_.bits == 4 else 1)
-            for slot, format_ in self.spec.slots
-        }
-        return codes.get(t.name, 0)
 
     def plan(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +13,13 @@ import numpy.typing as npt
 
 from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch, UnknownName
 from tvm_qopt.rules import CLIP_SCALAR
-from tvm_qopt.runtime.arguments import check_argument, check_arguments, windows
+from tvm_qopt.runtime.arguments import (
+    Part,
+    check_argument,
+    check_arguments,
+    window_of,
+    windows,
+)
 from tvm_qopt.runtime.arrays import (
     CUDA,
     ArrayView,
@@ -166,7 +174,19 @@ class Plan:
         if is_torch(grad):
             self._watched.append(("grad", grad, after.address))
         if after.address != before.address:
+            self._bind_grad()
+
+    def _bind_grad(self) -> None:
+        """Put the gradient's windows in the place of the old ones."""
+        spec = self.kernel.spec
+        if "main_any" in self.kernel.parts:  # its alignment decides the entry point
             self._bind()
+            return
+        index = [t.name for t in spec.tensors].index("grad")
+        for calls in (self._calls, *self._norm_calls):
+            for i, call in enumerate(calls):
+                argument = window_of(spec, spec.tensors[index], self._views["grad"], call.part)
+                calls[i] = call.with_argument(index, argument)
 
     def check(
         self, *, step: int, grad_scale: float = 1.0, gnorm_scale: float = 1.0, **hyper: float
@@ -255,10 +275,10 @@ class Plan:
         if self._device[0] == CUDA:
             _run_on_stream(self._device, self._hyper, calls, stream)
             return
-        if get_num_threads() == 1 or all(parallel is None for parallel, _, _ in calls):
-            _call_in_turn([(serial, arguments) for _, serial, arguments in calls])
+        if get_num_threads() == 1 or all(call.parallel is None for call in calls):
+            _call_in_turn([(call.serial, call.arguments) for call in calls])
         else:
-            call_parallel([(f or serial, arguments) for f, serial, arguments in calls], self)
+            call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], self)
 
 
 def _call_in_turn(calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> None:
@@ -271,8 +291,19 @@ def _call_in_turn(calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> None:
             _call_in_turn(calls[1:])
 
 
-_Call = tuple[Any, Any, tuple[Any, ...]]
-"""The function for many threads (None where one thread is sooner), that for one, the arguments."""
+@dataclass(frozen=True)
+class _Call:
+    """The function for many threads (None where one thread is sooner), that for one, and what they
+    are called with."""
+
+    parallel: Any
+    serial: Any
+    part: Part
+    arguments: tuple[Any, ...]
+
+    def with_argument(self, index: int, argument: Any) -> _Call:
+        arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
+        return dataclasses.replace(self, arguments=arguments)
 
 
 def _calls(kernel: Kernel, views: Mapping[str, ArrayView], norms: int | None) -> list[_Call]:
@@ -283,13 +314,12 @@ def _calls(kernel: Kernel, views: Mapping[str, ArrayView], norms: int | None) ->
     entries = {part: kernel.entries[_entry(part, norms)] for part in kernel.parts}
     calls: list[_Call] = []
     if blocks:
-        arguments = windows(kernel.spec, views, first=0, blocks=blocks, block=block)
-        calls.append(
-            (*_choose(entries, views, small=size < kernel.manifest.serial_below), arguments)
-        )
+        part = Part(0, blocks, block)
+        parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
+        calls.append(_Call(parallel, serial, part, windows(kernel.spec, views, part)))
     if rest:
-        arguments = windows(kernel.spec, views, first=blocks, blocks=1, block=rest)
-        calls.append((None, entries["tail"], arguments))
+        part = Part(blocks, 1, rest)
+        calls.append(_Call(None, entries["tail"], part, windows(kernel.spec, views, part)))
     return calls
 
 
@@ -315,5 +345,5 @@ def _run_on_stream(
 
     handle = current_stream(hyper, device[1]) if stream is None else stream
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", device[1]), handle):
-        for _, function, arguments in calls:
-            function(*arguments)
+        for call in calls:
+            call.serial(*call.arguments)

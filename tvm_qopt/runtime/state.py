@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_qopt.errors import DtypeMismatch, ShapeMismatch
+from tvm_qopt.errors import DtypeMismatch, HyperOutOfRange, ShapeMismatch, UnknownName
+from tvm_qopt.formats import StateFormat
 from tvm_qopt.params import load
+from tvm_qopt.rules import Hyper
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.xp import NUMPY
 
@@ -30,6 +33,35 @@ def read_number(name: str, x: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         got = f"{type(x).__name__} of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
         raise ShapeMismatch(name, expected="a number or a one-element array", got=got) from None
+
+
+def initial_parts(spec: KernelSpec, initial: Mapping[str, float]) -> dict[str, float]:
+    """Argument name -> what fills it, for slots whose elements all have one value.
+
+    A value but 0 is the block's largest, so its code is that of the peak and it is exact.
+    """
+    slots = {slot.name: (slot, format_) for slot, format_ in spec.slots}
+    for name in initial.keys() - slots.keys():
+        raise UnknownName(f"slot of {spec.rule}", name, slots)
+    parts: dict[str, float] = {}
+    for name, (slot, format_) in slots.items():
+        low = 0.0 if slot.nonnegative else -math.inf
+        value = Hyper(name, low=low).check(initial.get(name, 0.0))
+        if format_.dtype is not None:
+            parts[name] = value
+            continue
+        if value < 0 or (value and format_.runtime_map):
+            wanted = "0, or a positive value in a format whose map is built in"
+            raise HyperOutOfRange(name, expected=wanted, got=repr(value))
+        code = _code_of(format_, format_.peak) if value else format_.zero_code
+        parts[f"{name}_codes"] = code * (17 if format_.bits == 4 else 1)
+        parts[f"{name}_scale"] = (math.sqrt(value) if format_.root else value) / format_.peak
+    return parts
+
+
+def _code_of(format_: StateFormat, level: float) -> int:
+    x = np.full((1, 1), level, np.float32)
+    return int(format_.encode(NUMPY, x, None, {}, format_.name).reshape(-1)[0])
 
 
 def decode(
