@@ -859,3 +859,28 @@ def test_a_missing_argument_is_named(missing: str) -> None:
     given = {name: value for name, value in (("t", 1), ("wd", 0.1)) if name != missing}
     with pytest.raises(TypeError, match=f"'{missing}'"):
         ops.lamb_update_phase1(W, W, W.copy(), W.copy(), **given)
+
+
+def test_memory_that_tensors_of_a_list_share() -> None:
+    """One update's result must not be another one's input: refused before anything is written."""
+    a, b = tensors("float32", False), tensors("float32", False, seed=6)
+    start = [copied(a), copied(b)]
+    lists: dict[str, Any] = {"learning_rates": [1, 1], "wds": [0, 0], "step_count": [1, 1]}
+    both = [*a.values(), *b.values()]
+    one_mean = [*a.values(), *{**b, "mean": a["mean"]}.values()]
+    chained = [*a.values(), *{**b, "grad": a["weight"]}.values()]
+    other = np.zeros_like(a["weight"])
+    for arrays, out in (
+        (both, [b["weight"], a["weight"]]),
+        (both, [other, other]),
+        (both, [a["weight"], a["mean"]]),
+        ([*a.values(), *a.values()], None),
+        (one_mean, None),
+        (chained, [a["weight"], b["weight"]]),
+    ):
+        with pytest.raises(QoptError, match=r"\[[01]\]: .*memory shared with \w+\[[01]\]$"):
+            ops.multi_lamb_update(*arrays, **lists, out=out)
+        for now, before in zip((a, b), start, strict=True):
+            assert all((now[name] == before[name]).all() for name in now)
+    one_grad = [*a.values(), *{**b, "grad": a["grad"]}.values()]
+    ops.multi_lamb_update(*one_grad, **lists, out=[a["weight"], b["weight"]])  # only read

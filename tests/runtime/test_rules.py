@@ -379,6 +379,21 @@ def test_adagrad_from_an_initial_accumulator() -> None:
     assert_weights(run.param, expected_of(case, p, g, start, 1))
 
 
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "float16", "sqrt8u", "dynamic8u"])
+def test_an_initial_value_is_exact_and_one_that_overflows_is_refused(state: str) -> None:
+    kernel = tvm_qopt.load(tvm_qopt.KernelSpec.of("adagrad", state))
+    p = np.zeros(300, np.float32)
+    for value in (0.5, 60000.0):
+        held = kernel.decode_state(kernel.init_state(p, {"sum": value}))["sum"]
+        np.testing.assert_allclose(held, value, rtol=2.0**-8)  # what bfloat16 resolves
+    for value in (-1.0, 1e39, 1e300, float("inf"), float("nan")):
+        with pytest.raises(tvm_qopt.QoptError, match=r"^sum: expected a number in \[0, "):
+            kernel.init_state(p, {"sum": value})
+    if state == "float16":
+        with pytest.raises(tvm_qopt.QoptError, match=r"^sum: expected .* 65504\], got 65505"):
+            kernel.init_state(p, {"sum": 65505.0})
+
+
 # Rows of the cases that concern rules
 
 

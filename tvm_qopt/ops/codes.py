@@ -29,8 +29,9 @@ def quantize(x: Any, format: str, block_size: int = 256, *, qmap: Any = None) ->
     Returns codes (uint8: of x's shape, or for 4 bits flat, ceil(n / 2) bytes with the even element
     in the high half) and scale (float32, ceil(n / block_size)), of x's library and device.
 
-    What is not finite is stored as 0 and does no harm to its block.  A format without a sign takes
-    no negative value: x is checked for one, which on a GPU waits.
+    What is not finite is stored as 0 (the least level in `linear4u`, whose map has no 0) and does
+    no harm to its block.  A format without a sign takes no negative value: x is checked for one,
+    which on a GPU waits.
 
     Examples
     --------

@@ -39,6 +39,9 @@ def multi_lamb_update(
     learning_rates, wds, step_count, out : lists, one entry for each tensor.
     num_tensors : what the number of arrays says, where given.
 
+    The norms are summed as in `global_norm`; a tensor with one that overflows stays as it was.
+    No array may be written for one tensor and used for another.
+
     Returns the list of outputs.
     """
     lists = (learning_rates, wds, step_count)
@@ -146,7 +149,8 @@ def multi_mp_lans_update(
 def multi_sum_sq(*arrays: Any, num_arrays: int | None = None) -> Any:
     """The sum of squares of each array, a float32 array of the first one's library and device.
 
-    Sums of blocks are float32, their totals float64, the same bits for any number of threads.
+    Sums of blocks are float32, their totals float64, the same bits for any number of threads;
+    squares beyond float32 count as `global_norm` says.
     """
     if num_arrays not in (None, len(arrays)):
         expected = f"{len(arrays)}, as there are arrays, or None"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm_qopt.errors import DeviceMismatch, DtypeMismatch, ShapeMismatch
 from tvm_qopt.ops.call import dtype_of, new_like, plan_of, renamed
 from tvm_qopt.rules import Hyper
+from tvm_qopt.runtime.arguments import check_overlap
 from tvm_qopt.runtime.arrays import ArrayView, view_of
 from tvm_qopt.runtime.plan import Plan
 from tvm_qopt.spec import KernelSpec
@@ -154,7 +155,7 @@ def updates(
     count: tuple[str, int | None],
     **settings: Any,
 ) -> list[Update]:
-    """Check the updates of many tensors.
+    """Check the updates of many tensors, none of which may write what another one uses.
 
     arrays: for each tensor one of each kind, in turn.  lists: a list's name -> the scalar that it
     holds for each tensor, and its values.  out: None, or an array for each.  count: the number of
@@ -170,17 +171,34 @@ def updates(
     columns = {scalar: _each(name, values, tensors) for name, (scalar, values) in lists.items()}
     outs = [None] * tensors if out is None else _each("out", out, tensors)
     holders = {scalar: name for name, (scalar, _) in lists.items()}
-    return [
+    named = [Names(i, holders) for i in range(tensors)]
+    given = [dict(zip(kinds, arrays[i * len(kinds) :], strict=False)) for i in range(tensors)]
+    ready = [
         update(
             rule,
-            dict(zip(kinds, arrays[i * len(kinds) :], strict=False)),
+            given[i],
             {**scalars, **{scalar: values[i] for scalar, values in columns.items()}},
             out=outs[i],
-            names=Names(i, holders),
+            names=named[i],
             **settings,
         )
         for i in range(tensors)
     ]
+    check_overlap(used for i in range(tensors) for used in _used(given[i], ready[i].out, named[i]))
+    return ready
+
+
+def _used(
+    tensors: Mapping[str, Any], out: Any, names: Names
+) -> Iterator[tuple[ArrayView, str, bool]]:
+    """The view of each array of an update, its name, and whether the update writes it."""
+    views = {names.tensor(name): view_of(name, array) for name, array in tensors.items()}
+    written = view_of("out", out)
+    if written.address != views[names.tensor("weight")].address:
+        yield written, names.tensor("out"), True
+        yield views.pop(names.tensor("weight")), names.tensor("weight"), False
+    for name, view in views.items():
+        yield view, name, name != names.tensor("grad")
 
 
 def _each(name: str, values: Any, count: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ def check_arguments(spec: KernelSpec, kind: str, given: Mapping[str, Any]) -> di
     param = views["param"]
     for name, t in wanted.items():
         _check_argument(spec, kind, t, views[name], param)
-    _check_overlap(wanted, views)
+    check_overlap((view, name, wanted[name].output) for name, view in views.items())
     for name, t in wanted.items():
         if t.role == CONST:
             check_qmap(name, given[name], levels=int(t.shape[0]))
@@ -49,7 +49,8 @@ def check_argument(
     wanted = {t.name: t for t in spec.tensors}
     view = view_of(name, given)
     _check_argument(spec, kind, wanted[name], view, views["param"])
-    _check_overlap(wanted, {**views, name: view})
+    others = {**views, name: view}
+    check_overlap((other, name, wanted[name].output) for name, other in others.items())
     return view
 
 
@@ -69,19 +70,22 @@ def _check_argument(
     check_layout(t.name, view, output=t.output)
 
 
-def _check_overlap(wanted: Mapping[str, TensorSpec], views: Mapping[str, ArrayView]) -> None:
-    """Kernels assume that nothing they write is reachable through another argument."""
+def check_overlap(arrays: Iterable[tuple[ArrayView, str, bool]]) -> None:
+    """Raise unless nothing that is written is reachable through another argument.
+
+    arrays: the view of each argument, its name in errors, and whether it is written.
+    """
     spans = sorted(
-        (v.address, v.address + v.size * v.itemsize, n) for n, v in views.items() if v.size
+        (v.address, v.address + v.size * v.itemsize, n, out) for v, n, out in arrays if v.size
     )
     reach, written = (0, ""), (0, "")  # how far any span so far goes, and any that is written
-    for start, end, name in spans:
-        other_end, other = reach if wanted[name].output else written
+    for start, end, name, output in spans:
+        other_end, other = reach if output else written
         if start < other_end:
             got = f"memory shared with {other}"
             raise ShapeMismatch(name, expected="an array with memory of its own", got=got)
         reach = max(reach, (end, name))
-        if wanted[name].output:
+        if output:
             written = max(written, (end, name))
 
 

@@ -16,6 +16,13 @@ from tvm_qopt.rules import Hyper
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.xp import NUMPY
 
+LARGEST = {
+    "float32": float.fromhex("0x1.fffffep127"),
+    "bfloat16": float.fromhex("0x1.fep127"),
+    "float16": 65504.0,
+}
+"""The largest finite value of each dtype of a state."""
+
 
 def to_numpy(x: Any) -> npt.NDArray[Any]:
     """A host copy, or the array itself where it is NumPy's."""
@@ -45,8 +52,10 @@ def initial_parts(spec: KernelSpec, initial: Mapping[str, float]) -> dict[str, f
         raise UnknownName(f"slot of {spec.rule}", name, slots)
     parts: dict[str, float] = {}
     for name, (slot, format_) in slots.items():
-        low = 0.0 if slot.nonnegative else -math.inf
-        value = Hyper(name, low=low).check(initial.get(name, 0.0))
+        high = LARGEST.get(format_.dtype or "float32", LARGEST["float32"])
+        low = 0.0 if slot.nonnegative else -high
+        bounds = Hyper(name, low=low, high=high, high_open=False)
+        value = bounds.check(initial.get(name, 0.0))
         if format_.dtype is not None:
             parts[name] = value
             continue
