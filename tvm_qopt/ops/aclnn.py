@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tvm_qopt.errors import ArgumentMismatch, DtypeMismatch, QoptError, ShapeMismatch
-from tvm_qopt.params import STORAGE
-from tvm_qopt.runtime.arrays import ArrayView, target_of, view_of
+from tvm_qopt.ops.call import dtype_of, plan_of
+from tvm_qopt.runtime.arrays import ArrayView, view_of
 from tvm_qopt.runtime.plan import Plan
 from tvm_qopt.runtime.state import to_numpy
-from tvm_qopt.runtime.store import load
 from tvm_qopt.spec import KernelSpec
 
 BLOCK_SIZE = 256
@@ -130,7 +129,7 @@ def apply_adamw_quant_get_workspace_size(
         executor = Executor(plan, step, {**hyper, "gnorm_scale": gnorm_scale}, plan.workspace)
         plan.check(step=_read_step(step), **executor.hyper)
     except ArgumentMismatch as error:
-        raise AclnnParamInvalid(_renamed(error)) from error
+        raise AclnnParamInvalid(str(error)) from error
     return executor.workspace_size, executor
 
 
@@ -160,7 +159,7 @@ def apply_adamw_quant(
         step = _read_step(executor.step)
         executor.plan.check(step=step, **executor.hyper)
     except ArgumentMismatch as error:  # the step tensor was changed in between
-        raise AclnnParamInvalid(_renamed(error)) from error
+        raise AclnnParamInvalid(str(error)) from error
     executor.used = True
     executor.plan.step(step=step, stream=stream, **executor.hyper)
 
@@ -176,18 +175,14 @@ def _check_options(quant_mode: object, block_size: object, semantics: object) ->
 
 def _plan(tensors: dict[str, Any], semantics: str) -> Plan:
     var = view_of("var", tensors["var"])
-    dtype = "bfloat16" if var.dtype == "uint16" else var.dtype
-    if dtype not in STORAGE:
-        raise DtypeMismatch("var", expected=f"one of {', '.join(STORAGE)}", got=var.dtype)
+    dtype = dtype_of("var", var)
     if not 1 <= len(var.shape) <= MAX_RANK:
         raise ShapeMismatch("var", expected=f"1 to {MAX_RANK} dimensions", got=f"{var.shape}")
     _check_step(view_of("step", tensors["step"]))
     settings = {"zero_rule": False, "nonfinite": "propagate", **SEMANTICS[semantics]}
     spec = KernelSpec.of("adamw", "codebook8", param=dtype, block_size=BLOCK_SIZE, **settings)
-    kernel = load(spec, target=target_of(var))
-    count = kernel.init_state(tensors["var"])["nonfinite_count"]
-    given = {kernel_name: tensors[name] for kernel_name, name in NAMES.items()}
-    return Plan(kernel, {**given, "grad": tensors["grad"], "nonfinite_count": count})
+    bound = {kernel_name: (name, tensors[name]) for kernel_name, name in NAMES.items()}
+    return plan_of(spec, bound | {"grad": ("grad", tensors["grad"])})
 
 
 def _check_step(view: ArrayView) -> None:
@@ -199,8 +194,3 @@ def _check_step(view: ArrayView) -> None:
 
 def _read_step(step: Any) -> int:
     return int(to_numpy(step)[0])
-
-
-def _renamed(error: ArgumentMismatch) -> str:
-    """The message with the operator's name of the argument."""
-    return f"{NAMES.get(error.name, error.name)}: expected {error.expected}, got {error.got}"
