@@ -25,6 +25,7 @@ from tvm_qopt.xp import ArrayNamespace, Value, clip
 
 MAGNITUDE = 0x7FFFFFFF  # the bits of |x|: as integers they order as the absolute values do
 INFINITY = 0x7F800000
+NEGATIVE_ZERO = -(2**31)
 ROUNDS_TO_INFINITY = {"float16": 0x477FF000, "bfloat16": 0x7F7F8000}
 """The least magnitude that a 16-bit state would store as infinite: 65520, and half a unit above the
 largest bfloat16."""
@@ -78,15 +79,20 @@ def blockwise(xp: ArrayNamespace, spec: KernelSpec, a: Mapping[str, Value]) -> d
 def _finite(
     xp: ArrayNamespace, spec: KernelSpec, grads: list[Value], new: dict[str, Value]
 ) -> Value:
-    """Whether the gradient and the new state are finite, and stay so when stored; by element."""
-    largest, narrow = xp.constant(0, "int32"), []
+    """Whether the gradient and the new state are finite, and stay so when stored; by element.
+
+    Zero times what is not finite is NaN: one fused operation a value and a single comparison,
+    where one of bits each took a fifth of the sweep.  The zero is one that TVM does not fold.
+    """
+    zero, narrow = xp.reinterpret(xp.constant(NEGATIVE_ZERO, "int32"), "float32"), []
+    total: Value = zero
     for value in (*grads, *new.values()):
-        largest = xp.maximum(largest, _magnitude(xp, value))
+        total = value * zero + total
     for slot, format_ in spec.slots if new else ():
         if format_.dtype in ROUNDS_TO_INFINITY:
             limit = ROUNDS_TO_INFINITY[format_.dtype]
             narrow.append(_magnitude(xp, new[slot.name]) < limit)
-    return xp.all_of(largest < INFINITY, *narrow)
+    return xp.all_of(xp.bind(total, "finite_zero") == 0.0, *narrow)
 
 
 def _store(
@@ -161,7 +167,7 @@ def _encode(
     codes = format_.encode(xp, unit, qmap, spec.all_settings, name)
     scale = absmax if format_.peak == 1.0 else absmax * (1 / format_.peak)
     if format_.bits == 4:
-        packed = xp.pack4(xp.bind(codes, f"{name}_code"))
+        packed = xp.pack4(xp.bind(xp.cast(codes, "uint8"), f"{name}_code"))
         return {f"{slot}_codes": packed, f"{slot}_scale": scale}
     return {f"{slot}_codes": xp.cast(codes, "uint8"), f"{slot}_scale": scale}
 

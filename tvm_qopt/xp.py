@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+Table = npt.NDArray[np.float32]
 Value = Any
 """A float32, integer or boolean array (NumPy) or lazily indexed tensor expression (te)."""
 
@@ -20,6 +22,9 @@ class ArrayNamespace(Protocol):
     There is no round or floor: `cast` truncates, so cast(x + 0.5) rounds what is not negative.
     Another function is added here, to NumpyNamespace and to compiler.xp_te.
     """
+
+    permutes: bool
+    """Whether `permute` is one instruction."""
 
     def bind(self, x: Value, name: str) -> Value:
         """Name a value.  In te it becomes a stage, computed once however often it is used."""
@@ -48,7 +53,7 @@ class ArrayNamespace(Protocol):
         """The 4-bit codes (int32) of bytes that hold two each, the even one in the high half."""
 
     def pack4(self, codes: Value) -> Value:
-        """The inverse: two bound int32 codes a byte (uint8); an odd last one has 0 beside it."""
+        """The inverse: two bound uint8 codes a byte; an odd last one has 0 beside it."""
 
     def element_index(self) -> Value:
         """The number (int32) of each element within its block."""
@@ -58,6 +63,9 @@ class ArrayNamespace(Protocol):
 
     def take(self, table: Value, index: Value) -> Value:
         """Look up a one-dimensional table by an int32 index."""
+
+    def permute(self, table: Table, index: Value) -> Value:
+        """Look up one of 16 float32 numbers by the low 4 bits of an int32."""
 
     def block_max(self, x: Value, name: str) -> Value:
         """Largest element of each block of a non-negative int32 value; a value per block."""
@@ -77,8 +85,8 @@ class NumpyNamespace:
     block_size: needed where 4-bit codes are read and where elements are numbered.
     """
 
-    def __init__(self, block_size: int | None = None) -> None:
-        self.block_size = block_size
+    def __init__(self, block_size: int | None = None, *, permutes: bool = False) -> None:
+        self.block_size, self.permutes = block_size, permutes
 
     def bind(self, x: Value, name: str) -> Value:
         return x
@@ -125,6 +133,9 @@ class NumpyNamespace:
 
     def take(self, table: Value, index: Value) -> Value:
         return table[index]
+
+    def permute(self, table: Table, index: Value) -> Value:
+        return table[index & 15]
 
     def block_max(self, x: Value, name: str) -> Value:
         return x.max(axis=-1, keepdims=True)

@@ -23,6 +23,7 @@ from tvm_qopt.rules import LR, RULES, rule
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import get_target
 
+PORTABLE = get_target("llvm-x86-64-v3")
 SPECS = [
     KernelSpec.of("adamw"),
     KernelSpec.of("adamw", block_size=64, param="bfloat16", grad="float32"),
@@ -44,7 +45,7 @@ every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 
 @cache
 def lowered(spec: KernelSpec, entry: str) -> Lowered:
-    return lower(spec, "llvm", entry)
+    return lower(spec, PORTABLE, entry)
 
 
 def ordered(spec: KernelSpec) -> tirx.PrimFunc:
@@ -242,7 +243,7 @@ def test_a_rule_that_reads_what_is_named_as_an_output_is_caught() -> None:
     try:
         spec = KernelSpec.of("greedy", "dynamic8s")
         with pytest.raises(AssertionError, match=r"stages read outputs.*step_out"):
-            lower(spec, "llvm", MAIN)
+            lower(spec, PORTABLE, MAIN)
     finally:
         del RULES["greedy"]
 

@@ -61,7 +61,7 @@ def build(name: str) -> tuple[str, dict[str, int]]:
 
 def _threads(spec: KernelSpec, entry: str) -> int:
     """The extent of threadIdx.x, one for all loops bound to it."""
-    script = lower(spec, "opencl", entry).final.script()
+    script = lower(spec, get_target("opencl"), entry).final.script()
     found = re.findall(r'thread_binding\((?:T\.int64\()?(\d+)\)?, thread="threadIdx.x"', script)
     (extent,) = set(found)
     return int(extent)

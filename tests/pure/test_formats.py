@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from tvm_qopt import formats, reference
 from tvm_qopt.errors import UnknownName
 from tvm_qopt.formats import FAMILIES, FORMATS, StateFormat, get_format
 from tvm_qopt.spec import HYPER, PACKED, PER_BLOCK, PER_ELEMENT, KernelSpec
-from tvm_qopt.xp import NUMPY, NumpyNamespace
+from tvm_qopt.xp import NUMPY, ArrayNamespace, NumpyNamespace
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -34,6 +35,9 @@ SHA256 = {  # of the levels as little-endian float32 (semantics, section 4.1)
     "dynamic8u": "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398",
     "sqrt_dynamic8u": "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398",
 }
+
+
+XP: ArrayNamespace = NUMPY
 
 
 class Known(NamedTuple):
@@ -108,15 +112,21 @@ SCALE_ULP = 2  # 1 / peak and its product with absmax, each rounded: measured 1.
 SEARCH_ULP = 2  # of x or the level: both distances are rounded to float32, half an ulp each
 
 
+@pytest.fixture(params=[False, True], ids=["closed", "permuted"], autouse=True)
+def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every law in both forms: closed, and with look-ups among 16 numbers."""
+    monkeypatch.setattr(sys.modules[__name__], "XP", NumpyNamespace(permutes=request.param))
+
+
 def encode(format_: StateFormat, x: F32, qmap: F32 | None = None, **settings: Any) -> Codes:
     defaults = {name: choices[0] for name, choices in format_.settings.items()}
-    codes: Codes = format_.encode(NUMPY, x, qmap, defaults | settings, "encode")
-    assert codes.dtype == np.int32 and codes.shape == x.shape
-    return codes
+    codes: Codes = format_.encode(XP, x, qmap, defaults | settings, "encode")
+    assert codes.dtype in (np.int32, np.uint8) and codes.shape == x.shape
+    return codes.astype(np.int32)
 
 
 def decode(format_: StateFormat, codes: Codes, qmap: F32 | None = None) -> F32:
-    levels: F32 = format_.decode(NUMPY, codes, qmap, "decode")
+    levels: F32 = format_.decode(XP, codes, qmap, "decode")
     assert levels.dtype == np.float32
     return levels
 

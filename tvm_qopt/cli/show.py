@@ -75,7 +75,7 @@ def _parts(
     entries = build.get_schedule(preset.kind, build.PATTERN).entries
     if entry not in entries:
         raise UnknownName(f"entry point of {preset.kind}", entry, entries)
-    lowered = build.lower(spec, preset.kind, entry)
+    lowered = build.lower(spec, preset, entry)
     if what is What.DEFINITION:
         return {"definition": (lowered.definition.script(), "python")}
     if what is What.SCHEDULE:

@@ -18,6 +18,7 @@ from tvm import s_tir, tirx
 from tvm_qopt.compiler.checks import check_in_place, check_stages
 from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
+from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.realign import element_align, in_place
 from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
@@ -46,11 +47,13 @@ class Lowered:
     final: tirx.PrimFunc
 
 
-def lower(spec: KernelSpec, kind: str, entry: str) -> Lowered:
+def lower(spec: KernelSpec, preset: TargetPreset, entry: str) -> Lowered:
     """define -> order -> check -> align -> schedule -> check -> in place."""
     norms, part = norms_of(entry)
     short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
-    func = order_by_pass(define(spec, norms=norms, **short))
+    kind, permutes = preset.kind, PERMUTES in preset.features
+    func = define(spec, norms=norms, permutes=permutes, pairs=preset.on_cpu, **short)
+    func = order_by_pass(func)
     check_stages(func, spec, norms)
     func = element_align(func, lambda itemsize: _alignment(kind, part, itemsize))
     scheduled = apply_schedule(func, kind, PATTERN, part)
@@ -76,7 +79,7 @@ def compile_spec(
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
     try:
-        module = tvm.IRModule({name: lower(spec, preset.kind, name).final for name in names})
+        module = tvm.IRModule({name: lower(spec, preset, name).final for name in names})
         if preset.kind == "opencl":
             register_barrier_fence()
         with source_only() if preset.kind == "cuda" else nullcontext():

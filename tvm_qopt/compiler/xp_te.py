@@ -7,7 +7,8 @@ from typing import Any
 
 from tvm import ir, te, tirx
 
-from tvm_qopt.xp import Value
+from tvm_qopt.compiler.intrinsics import byte_of_pair, pack_pair, permute
+from tvm_qopt.xp import Table, Value
 
 Index = Callable[[Any, Any], Any]
 
@@ -104,8 +105,11 @@ def packed_size(block_size: Any) -> Any:
 class TeNamespace:
     """The array namespace whose stages are te tensors: (nb, B), or (nb,) for per-block values."""
 
-    def __init__(self, nb: Any, block_size: Any) -> None:
+    def __init__(
+        self, nb: Any, block_size: Any, *, permutes: bool = False, pairs: bool = False
+    ) -> None:
         self.nb, self.block_size = nb, block_size
+        self.permutes, self.pairs = permutes, pairs
         self.odd = not isinstance(block_size, tirx.IntImm)  # a last block of any size
         self.packed_size = packed_size(block_size)
 
@@ -158,17 +162,21 @@ class TeNamespace:
 
     def unpack4(self, packed: Value) -> Expr:
         def at(b: Any, i: Any) -> Any:
-            byte = tirx.Cast("int32", packed.at(b, tirx.floordiv(i, 2)))
+            byte = packed.at(b, tirx.floordiv(i, 2))
+            byte = tirx.Cast("int32", byte_of_pair(byte) if self.pairs else byte)
             return (byte >> tirx.Cast("int32", (1 - tirx.floormod(i, 2)) * 4)) & 15
 
         return Expr(at, per_block=False)
 
     def pack4(self, codes: Value) -> Expr:
         def at(b: Any, j: Any) -> Any:
+            if self.pairs and not self.odd:
+                return pack_pair(codes.at(b, j * 2))
             odd = codes.at(b, j * 2 + 1)
             if self.odd:
-                odd = tirx.if_then_else(j * 2 + 1 < self.block_size, odd, 0)
-            return tirx.Cast("uint8", (codes.at(b, j * 2) << 4) | odd)
+                zero = tirx.const(0, "uint8")
+                odd = tirx.if_then_else(j * 2 + 1 < self.block_size, odd, zero)
+            return (codes.at(b, j * 2) << 4) | odd
 
         return Expr(at, per_block=False, packed=True)
 
@@ -184,6 +192,9 @@ class TeNamespace:
         return Expr(
             lambda b, i: table(tirx.Cast("int64", index.at(b, i))), per_block=index.per_block
         )
+
+    def permute(self, table: Table, index: Value) -> Expr:
+        return _lift(lambda i: permute(table.tolist(), i), index)
 
     def block_max(self, x: Value, name: str) -> Expr:
         return self._reduce(te.max, x, name)

@@ -73,7 +73,7 @@ class StateFormat:
         settings: Mapping[str, Any],
         name: str,
     ) -> Value:
-        """The code (int32) of the level nearest x, for float32 x in [-peak, peak]."""
+        """The code (int32 or uint8) of the level nearest x, for float32 x in [-peak, peak]."""
         raise NotImplementedError
 
 

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_qopt.formats import StateFormat, register, register_family
+from tvm_qopt.formats import StateFormat, register, register_family, sixteen
+from tvm_qopt.formats.decades import decode, decoding, encode, encoding
 from tvm_qopt.xp import ArrayNamespace, Value
 
 EXPONENT = 0x7F800000  # of a float32
+SIGN = -(2**31)
 
 
 def dynamic_map(*, signed: bool, decades: int = 7) -> npt.NDArray[np.float32]:
@@ -68,6 +70,8 @@ class Dynamic(StateFormat):
         The bracket and its product with powers of 5 up to 5^3 are integers (or halves) that float32
         holds exactly, with or without fused multiply-add, so the result is rounded once.
         """
+        if xp.permutes:
+            return self._decode_by_tables(xp, codes, name)
         offset = xp.cast(codes + (-self._zero if self.signed else 1), "float32")
         offset = xp.bind(offset, f"{name}_offset")
         # twice w in the signed map, so that the low three bits of the exponent are i in both
@@ -90,6 +94,17 @@ class Dynamic(StateFormat):
         level = xp.bind(level, f"{name}_magnitude")
         return xp.where(offset < 0.0, -level, level)
 
+    def _decode_by_tables(self, xp: ArrayNamespace, codes: Value, name: str) -> Value:
+        if self.bits == 4:
+            return sixteen.decode(xp, codes, self.qmap)
+        tables = decoding(self.decades, self.signed)
+        if not self.signed:
+            return decode(xp, xp.cast(codes, "float32") + 1.5, tables, name)
+        offset = xp.bind(xp.cast(codes - self._zero, "float32"), f"{name}_offset")
+        level = decode(xp, xp.abs(offset) + 0.5, tables, name)
+        level, sign = xp.bind(level, f"{name}_magnitude"), xp.reinterpret(offset, "int32") & SIGN
+        return xp.reinterpret(xp.reinterpret(level, "int32") | sign, "float32")
+
     def encode(
         self,
         xp: ArrayNamespace,
@@ -104,6 +119,8 @@ class Dynamic(StateFormat):
         Thresholds are a hair below the powers of ten, so that a value scaled with rounding never
         reaches the next decade: at worst it lies just below its own, where the 0.2 puts it right.
         """
+        if xp.permutes:
+            return self._encode_by_tables(xp, x, name)
         y = xp.abs(x) if self.signed else x
         magnitude = y
         most = 2**self.decades if self.signed else 2 ** (self.decades + 1)
@@ -123,6 +140,17 @@ class Dynamic(StateFormat):
             return w - 1
         w = xp.bind(w, f"{name}_magnitude")
         return xp.where(x < 0.0, self._zero - xp.minimum(w, self._zero), self._zero + w)
+
+    def _encode_by_tables(self, xp: ArrayNamespace, x: Value, name: str) -> Value:
+        if self.bits == 4:
+            return sixteen.encode(xp, x, self.qmap, name)
+        ends = self._zero_midpoint, self._top_midpoint
+        tables = encoding(self.decades, self.signed, *ends)
+        code = encode(xp, xp.abs(x) if self.signed else x, tables, name)
+        if not self.signed:
+            return code
+        code = xp.bind(code, f"{name}_magnitude")
+        return xp.where(x < 0.0, self._zero - xp.minimum(code, self._zero), code + self._zero)
 
     @property
     def _top_midpoint(self) -> float:

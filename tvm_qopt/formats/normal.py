@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_qopt.formats import StateFormat, register
+from tvm_qopt.formats import StateFormat, register, sixteen
 from tvm_qopt.xp import ArrayNamespace, Value
 
 OFFSET = 0.9677083  # the quantile of the outermost levels
@@ -37,6 +37,8 @@ class NormalFloat4(StateFormat):
 
     def decode(self, xp: ArrayNamespace, codes: Value, qmap: Value | None, name: str) -> Value:
         """Four rounds of choosing a half, the last bit first: no look-up."""
+        if xp.permutes:
+            return sixteen.decode(xp, codes, self.qmap)
         codes = xp.bind(codes, f"{name}_code")
         levels: list[Value] = [float(level) for level in self.qmap]
         for bit in range(4):
@@ -54,6 +56,8 @@ class NormalFloat4(StateFormat):
         name: str,
     ) -> Value:
         """How many midpoints lie below x; a tie takes the lower code."""
+        if xp.permutes:
+            return sixteen.encode(xp, x, self.qmap, name)
         levels = self.qmap.astype(np.float64)
         code: Value = 0
         for midpoint in (levels[1:] + levels[:-1]) / 2:

@@ -7,11 +7,12 @@ nb = TypeVar("nb")
 def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb, T.int64(256)), "float32", align=4), grad: T.Buffer((nb, T.int64(256)), "float32", align=4), exp_avg: T.Buffer((nb, T.int64(256)), "float32", align=4), exp_avg_sq: T.Buffer((nb, T.int64(256)), "float32", align=4), nonfinite_count: T.Buffer((nb,), "int32", align=4)):
     T.func_attr({"tirx.noalias": True})
     # with T.sblock("root"):
-    grad_scaled = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_sq_old = T.sblock_alloc_buffer((nb, T.int64(256)))
+    grad_scaled = T.sblock_alloc_buffer((nb, T.int64(256)))
+    exp_avg_sq_new = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_old = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_new = T.sblock_alloc_buffer((nb, T.int64(256)))
-    exp_avg_sq_new = T.sblock_alloc_buffer((nb, T.int64(256)))
+    finite_zero = T.sblock_alloc_buffer((nb, T.int64(256)))
     nonfinite_sum = T.sblock_alloc_buffer((nb,), "int32")
     exp_avg_kept = T.sblock_alloc_buffer((nb, T.int64(256)))
     exp_avg_sq_kept = T.sblock_alloc_buffer((nb, T.int64(256)))
@@ -28,6 +29,13 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                 nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = 0
         for i_0_m in range(T.int64(16)):
             for i_1 in T.vectorized(T.int64(16)):
+                with T.sblock("exp_avg_sq_old"):
+                    v_b = T.axis.spatial(nb, b_m_m)
+                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
+                    T.reads(exp_avg_sq[v_b, v_i])
+                    T.writes(exp_avg_sq_old[v_b, v_i])
+                    exp_avg_sq_old[v_b, v_i] = exp_avg_sq[v_b, v_i]
+            for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("grad_scaled"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
@@ -35,12 +43,12 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                     T.writes(grad_scaled[v_b, v_i])
                     grad_scaled[v_b, v_i] = grad[v_b, v_i] * hyper[T.int64(0)]
             for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_old"):
+                with T.sblock("exp_avg_sq_new"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq[v_b, v_i])
-                    T.writes(exp_avg_sq_old[v_b, v_i])
-                    exp_avg_sq_old[v_b, v_i] = exp_avg_sq[v_b, v_i]
+                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
+                    T.writes(exp_avg_sq_new[v_b, v_i])
+                    exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_old"):
                     v_b = T.axis.spatial(nb, b_m_m)
@@ -56,19 +64,19 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                     T.writes(exp_avg_new[v_b, v_i])
                     exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
             for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_new"):
+                with T.sblock("finite_zero"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(exp_avg_sq_new[v_b, v_i])
-                    exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
+                    T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
+                    T.writes(finite_zero[v_b, v_i])
+                    finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_kept"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_old[v_b, v_i])
+                    T.reads(finite_zero[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
                     T.writes(exp_avg_kept[v_b, v_i])
-                    exp_avg_kept[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
+                    exp_avg_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_out"):
                     v_b = T.axis.spatial(nb, b_m_m)
@@ -80,9 +88,9 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                 with T.sblock("exp_avg_sq_kept"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
+                    T.reads(finite_zero[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
                     T.writes(exp_avg_sq_kept[v_b, v_i])
-                    exp_avg_sq_kept[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
+                    exp_avg_sq_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_sq_out"):
                     v_b = T.axis.spatial(nb, b_m_m)
@@ -108,17 +116,17 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                 with T.sblock("param_out"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
+                    T.reads(finite_zero[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
                     T.writes(param[v_b, v_i])
-                    param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, param_new[v_b, v_i], param[v_b, v_i])
+                    param[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), param_new[v_b, v_i], param[v_b, v_i])
             for nonfinite_sum_k_1 in T.vectorized(T.int64(16)):
                 with T.sblock("nonfinite_sum_rf_update"):
                     vnonfinite_sum_k_1 = T.axis.spatial(T.int64(16), nonfinite_sum_k_1)
                     v_b = T.axis.spatial(nb, b_m_m)
                     vnonfinite_sum_k_0 = T.axis.reduce(T.int64(16), i_0_m)
-                    T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1], grad_scaled[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1], exp_avg_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1], exp_avg_sq_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1])
+                    T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1], finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1])
                     T.writes(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1])
-                    nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] + T.Select(T.reinterpret("int32", grad_scaled[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1]) & 2147483647 < 2139095040, 0, 1)
+                    nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] + T.Select(finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1] == T.float32(0.0), 0, 1)
         for ax0 in range(T.int64(16)):
             with T.sblock("nonfinite_sum"):
                 vnonfinite_sum_k_1 = T.axis.reduce(T.int64(16), ax0)

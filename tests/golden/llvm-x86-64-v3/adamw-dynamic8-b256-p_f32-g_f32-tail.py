@@ -7,12 +7,13 @@ B = TypeVar("B")
 def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.int64(1), B), "float32", align=4), grad: T.Buffer((T.int64(1), B), "float32", align=4), exp_avg_codes: T.Buffer((T.int64(1), B), "uint8", align=1), exp_avg_scale: T.Buffer((T.int64(1),), "float32", align=4), exp_avg_sq_codes: T.Buffer((T.int64(1), B), "uint8", align=1), exp_avg_sq_scale: T.Buffer((T.int64(1),), "float32", align=4), nonfinite_count: T.Buffer((T.int64(1),), "int32", align=4)):
     T.func_attr({"tirx.noalias": True})
     # with T.sblock("root"):
-    grad_scaled = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_decode_offset = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_decode_w = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_decode_times5 = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_decode_times25 = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_sq_old = T.sblock_alloc_buffer((T.int64(1), B))
+    grad_scaled = T.sblock_alloc_buffer((T.int64(1), B))
+    exp_avg_sq_new = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_decode_offset = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_decode_w = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_decode_times5 = T.sblock_alloc_buffer((T.int64(1), B))
@@ -20,7 +21,7 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
     exp_avg_decode_magnitude = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_old = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_new = T.sblock_alloc_buffer((T.int64(1), B))
-    exp_avg_sq_new = T.sblock_alloc_buffer((T.int64(1), B))
+    finite_zero = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_kept = T.sblock_alloc_buffer((T.int64(1), B))
     exp_avg_absmax = T.sblock_alloc_buffer((T.int64(1),), "int32")
     exp_avg_sq_kept = T.sblock_alloc_buffer((T.int64(1), B))
@@ -68,12 +69,6 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
             T.writes(nonfinite_sum[v_b])
             nonfinite_sum[v_b] = 0
         for i_m in range(B):
-            with T.sblock("grad_scaled"):
-                v_b = T.axis.spatial(T.int64(1), b_m_m)
-                v_i = T.axis.spatial(B, i_m)
-                T.reads(grad[v_b, v_i], hyper[T.int64(0)])
-                T.writes(grad_scaled[v_b, v_i])
-                grad_scaled[v_b, v_i] = grad[v_b, v_i] * hyper[T.int64(0)]
             with T.sblock("exp_avg_sq_decode_offset"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
@@ -104,6 +99,18 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
                 T.reads(exp_avg_sq_decode_w[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_scale[v_b])
                 T.writes(exp_avg_sq_old[v_b, v_i])
                 exp_avg_sq_old[v_b, v_i] = T.Select(exp_avg_sq_decode_w[v_b, v_i] == T.float32(1.0), T.float32(0.0), T.min(T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 16777216 == 0, exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i] * T.float32(25.0)) * T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 33554432 == 0, T.float32(4.9999999999999998e-08), T.float32(3.1250000000000001e-05)), T.float32(1.0))) * exp_avg_sq_scale[v_b]
+            with T.sblock("grad_scaled"):
+                v_b = T.axis.spatial(T.int64(1), b_m_m)
+                v_i = T.axis.spatial(B, i_m)
+                T.reads(grad[v_b, v_i], hyper[T.int64(0)])
+                T.writes(grad_scaled[v_b, v_i])
+                grad_scaled[v_b, v_i] = grad[v_b, v_i] * hyper[T.int64(0)]
+            with T.sblock("exp_avg_sq_new"):
+                v_b = T.axis.spatial(T.int64(1), b_m_m)
+                v_i = T.axis.spatial(B, i_m)
+                T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
+                T.writes(exp_avg_sq_new[v_b, v_i])
+                exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
             with T.sblock("exp_avg_decode_offset"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
@@ -146,24 +153,24 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
                 T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
                 T.writes(exp_avg_new[v_b, v_i])
                 exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
-            with T.sblock("exp_avg_sq_new"):
+            with T.sblock("finite_zero"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
-                T.writes(exp_avg_sq_new[v_b, v_i])
-                exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
+                T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
+                T.writes(finite_zero[v_b, v_i])
+                finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
             with T.sblock("exp_avg_kept"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_old[v_b, v_i])
+                T.reads(finite_zero[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
                 T.writes(exp_avg_kept[v_b, v_i])
-                exp_avg_kept[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
+                exp_avg_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
             with T.sblock("exp_avg_sq_kept"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
+                T.reads(finite_zero[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
                 T.writes(exp_avg_sq_kept[v_b, v_i])
-                exp_avg_sq_kept[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
+                exp_avg_sq_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
             with T.sblock("param_old"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
@@ -179,9 +186,9 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
             with T.sblock("param_out"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
+                T.reads(finite_zero[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
                 T.writes(param[v_b, v_i])
-                param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, param_new[v_b, v_i], param[v_b, v_i])
+                param[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), param_new[v_b, v_i], param[v_b, v_i])
             with T.sblock("exp_avg_absmax_update"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_exp_avg_absmax_k = T.axis.reduce(B, i_m)
@@ -197,9 +204,9 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
             with T.sblock("nonfinite_sum_update"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_nonfinite_sum_k = T.axis.reduce(B, i_m)
-                T.reads(nonfinite_sum[v_b], grad_scaled[v_b, v_nonfinite_sum_k], exp_avg_new[v_b, v_nonfinite_sum_k], exp_avg_sq_new[v_b, v_nonfinite_sum_k])
+                T.reads(nonfinite_sum[v_b], finite_zero[v_b, v_nonfinite_sum_k])
                 T.writes(nonfinite_sum[v_b])
-                nonfinite_sum[v_b] = nonfinite_sum[v_b] + T.Select(T.reinterpret("int32", grad_scaled[v_b, v_nonfinite_sum_k]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_nonfinite_sum_k]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_nonfinite_sum_k]) & 2147483647 < 2139095040, 0, 1)
+                nonfinite_sum[v_b] = nonfinite_sum[v_b] + T.Select(finite_zero[v_b, v_nonfinite_sum_k] == T.float32(0.0), 0, 1)
         with T.sblock("exp_avg_scale_out"):
             v_b = T.axis.spatial(T.int64(1), b_m_m)
             T.reads(exp_avg_absmax[v_b])

@@ -7,12 +7,13 @@ nb = TypeVar("nb")
 def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb, T.int64(64)), "uint16", align=2), grad: T.Buffer((nb, T.int64(64)), "uint16", align=2), exp_avg_codes: T.Buffer((nb, T.int64(64)), "uint8", align=1), exp_avg_scale: T.Buffer((nb,), "float32", align=4), exp_avg_sq_codes: T.Buffer((nb, T.int64(64)), "uint8", align=1), exp_avg_sq_scale: T.Buffer((nb,), "float32", align=4), nonfinite_count: T.Buffer((nb,), "int32", align=4)):
     T.func_attr({"tirx.noalias": True})
     # with T.sblock("root"):
-    grad_scaled = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_sq_decode_offset = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_sq_decode_w = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_sq_decode_times5 = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_sq_decode_times25 = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_sq_old = T.sblock_alloc_buffer((nb, T.int64(64)))
+    grad_scaled = T.sblock_alloc_buffer((nb, T.int64(64)))
+    exp_avg_sq_new = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_decode_offset = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_decode_w = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_decode_times5 = T.sblock_alloc_buffer((nb, T.int64(64)))
@@ -20,7 +21,7 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
     exp_avg_decode_magnitude = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_old = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_new = T.sblock_alloc_buffer((nb, T.int64(64)))
-    exp_avg_sq_new = T.sblock_alloc_buffer((nb, T.int64(64)))
+    finite_zero = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_kept = T.sblock_alloc_buffer((nb, T.int64(64)))
     exp_avg_absmax = T.sblock_alloc_buffer((nb,), "int32")
     exp_avg_sq_kept = T.sblock_alloc_buffer((nb, T.int64(64)))
@@ -78,13 +79,6 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                 nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = 0
         for i_0_m in range(T.int64(4)):
             for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("grad_scaled"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad[v_b, v_i], hyper[T.int64(0)])
-                    T.writes(grad_scaled[v_b, v_i])
-                    grad_scaled[v_b, v_i] = T.Cast("float32", T.reinterpret("float16", grad[v_b, v_i])) * hyper[T.int64(0)]
-            for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_sq_decode_offset"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
@@ -119,6 +113,20 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                     T.reads(exp_avg_sq_decode_w[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_scale[v_b])
                     T.writes(exp_avg_sq_old[v_b, v_i])
                     exp_avg_sq_old[v_b, v_i] = T.Select(exp_avg_sq_decode_w[v_b, v_i] == T.float32(1.0), T.float32(0.0), T.min(T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 16777216 == 0, exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i] * T.float32(25.0)) * T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 33554432 == 0, T.float32(4.9999999999999998e-08), T.float32(3.1250000000000001e-05)), T.float32(1.0))) * exp_avg_sq_scale[v_b]
+            for i_1 in T.vectorized(T.int64(16)):
+                with T.sblock("grad_scaled"):
+                    v_b = T.axis.spatial(nb, b_m_m)
+                    v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
+                    T.reads(grad[v_b, v_i], hyper[T.int64(0)])
+                    T.writes(grad_scaled[v_b, v_i])
+                    grad_scaled[v_b, v_i] = T.Cast("float32", T.reinterpret("float16", grad[v_b, v_i])) * hyper[T.int64(0)]
+            for i_1 in T.vectorized(T.int64(16)):
+                with T.sblock("exp_avg_sq_new"):
+                    v_b = T.axis.spatial(nb, b_m_m)
+                    v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
+                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
+                    T.writes(exp_avg_sq_new[v_b, v_i])
+                    exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_decode_offset"):
                     v_b = T.axis.spatial(nb, b_m_m)
@@ -169,26 +177,26 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                     T.writes(exp_avg_new[v_b, v_i])
                     exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
             for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_new"):
+                with T.sblock("finite_zero"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
-                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(exp_avg_sq_new[v_b, v_i])
-                    exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
+                    T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
+                    T.writes(finite_zero[v_b, v_i])
+                    finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_kept"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
+                    T.reads(finite_zero[v_b, v_i], exp_avg_new[v_b, v_i])
                     T.writes(exp_avg_kept[v_b, v_i])
-                    exp_avg_kept[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, exp_avg_new[v_b, v_i], T.float32(0.0))
+                    exp_avg_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_new[v_b, v_i], T.float32(0.0))
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_sq_kept"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
+                    T.reads(finite_zero[v_b, v_i], exp_avg_sq_new[v_b, v_i])
                     T.writes(exp_avg_sq_kept[v_b, v_i])
-                    exp_avg_sq_kept[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, exp_avg_sq_new[v_b, v_i], T.float32(0.0))
+                    exp_avg_sq_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_sq_new[v_b, v_i], T.float32(0.0))
             for i_1 in T.vectorized(T.int64(16)):
                 with T.sblock("param_old"):
                     v_b = T.axis.spatial(nb, b_m_m)
@@ -207,9 +215,9 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                 with T.sblock("param_out"):
                     v_b = T.axis.spatial(nb, b_m_m)
                     v_i = T.axis.spatial(T.int64(64), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad_scaled[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i], param_new[v_b, v_i])
+                    T.reads(finite_zero[v_b, v_i], param_new[v_b, v_i])
                     T.writes(param[v_b, v_i])
-                    param[v_b, v_i] = T.Select(T.reinterpret("int32", grad_scaled[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, v_i]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, v_i]) & 2147483647 < 2139095040, T.Cast("uint16", T.Select(2139095040 < T.reinterpret("int32", param_new[v_b, v_i]) & 2147483647, T.reinterpret("int32", param_new[v_b, v_i]) | 4194304, T.reinterpret("int32", param_new[v_b, v_i]) + (T.reinterpret("int32", param_new[v_b, v_i]) >> 16 & 1) + 32767) >> 16 & 65535), T.uint16(32704))
+                    param[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), T.Cast("uint16", T.Select(2139095040 < T.reinterpret("int32", param_new[v_b, v_i]) & 2147483647, T.reinterpret("int32", param_new[v_b, v_i]) | 4194304, T.reinterpret("int32", param_new[v_b, v_i]) + (T.reinterpret("int32", param_new[v_b, v_i]) >> 16 & 1) + 32767) >> 16 & 65535), T.uint16(32704))
             for exp_avg_absmax_k_1 in T.vectorized(T.int64(16)):
                 with T.sblock("exp_avg_absmax_rf_update"):
                     vexp_avg_absmax_k_1 = T.axis.spatial(T.int64(16), exp_avg_absmax_k_1)
@@ -231,9 +239,9 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                     vnonfinite_sum_k_1 = T.axis.spatial(T.int64(16), nonfinite_sum_k_1)
                     v_b = T.axis.spatial(nb, b_m_m)
                     vnonfinite_sum_k_0 = T.axis.reduce(T.int64(4), i_0_m)
-                    T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1], grad_scaled[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1], exp_avg_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1], exp_avg_sq_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1])
+                    T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1], finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1])
                     T.writes(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1])
-                    nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] + T.Select(T.reinterpret("int32", grad_scaled[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1]) & 2147483647 < 2139095040 and T.reinterpret("int32", exp_avg_sq_new[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1]) & 2147483647 < 2139095040, 0, 1)
+                    nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] + T.Select(finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1] == T.float32(0.0), 0, 1)
         for ax0 in range(T.int64(16)):
             with T.sblock("exp_avg_absmax"):
                 vexp_avg_absmax_k_1 = T.axis.reduce(T.int64(16), ax0)
