@@ -20,6 +20,7 @@ from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
 from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
+from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, in_place
 from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
@@ -83,7 +84,7 @@ def compile_spec(
         if preset.kind == "opencl":
             register_barrier_fence()
         with source_only() if preset.kind == "cuda" else nullcontext():
-            return tvm.compile(module, target=tvm_target(preset))
+            return compile_module(module, tvm_target(preset))
     except (tvm.error.InternalError, s_tir.ScheduleError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error

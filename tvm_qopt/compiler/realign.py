@@ -65,3 +65,31 @@ def _name(nodes: Any, param: int) -> str:
 
 def _itemsize(nodes: Any, buffer: Any) -> int:
     return int(np.dtype(nodes[buffer["dtype"]]["data"]["dtype"]).itemsize)
+
+
+def on_stack(module: tvm.IRModule) -> tvm.IRModule:
+    """The lowered module with each buffer of a constant size on the stack.
+
+    TVM takes those of 1 KiB or more, such as a moment of a block of 256, from a pool, once a block,
+    and two threads wait for each other there: 4-bit AdamW took 0.88 ns a parameter, not 0.53.
+    """
+    graph = json.loads(tvm.ir.save_json(module))
+    nodes = graph["nodes"]
+    key, none, dtype, one, value, annotations = range(len(nodes), len(nodes) + 6)
+    for node in list(nodes):
+        if node["type"] == "tirx.AllocBuffer" and _has_constant_size(nodes, node["data"]["buffer"]):
+            node["data"]["annotations"] = annotations
+    nodes += [
+        {"type": "ffi.String", "data": "disable_lower_builtin"},
+        {"type": "None"},
+        {"type": "ir.PrimType", "data": {"span": none, "dtype": "bool"}},
+        {"type": "int", "data": 1},
+        {"type": "ir.IntImm", "data": {"span": none, "ty": dtype, "value": one}},
+        {"type": "ffi.Map", "data": [key, value]},
+    ]
+    return tvm.ir.load_json(json.dumps(graph))
+
+
+def _has_constant_size(nodes: Any, buffer: int) -> bool:
+    shape = nodes[nodes[nodes[buffer]["data"]["ty"]]["data"]["shape"]]["data"]
+    return all(nodes[extent]["type"] == "ir.IntImm" for extent in shape)
