@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,15 @@ from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.realign import element_align, in_place
-from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
+from tvm_qopt.compiler.schedule import MAIN, TAIL, Choice, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
-from tvm_qopt.errors import ArtifactInvalid, BuildError, StoreError, ToolMissing
+from tvm_qopt.errors import (
+    ArtifactInvalid,
+    BuildError,
+    DecisionMismatch,
+    StoreError,
+    ToolMissing,
+)
 from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
 from tvm_qopt.spec import KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
@@ -39,24 +45,39 @@ VECTOR_BYTES = 16  # alignment that `main` may assume on GPUs
 
 @dataclass(frozen=True)
 class Lowered:
-    """One entry point after each step: what `tvm-qopt show` prints."""
+    """One entry point after each step: what `tvm-qopt show` prints.
+
+    choices: what the schedule chose, by name.
+    """
 
     definition: tirx.PrimFunc
     scheduled: s_tir.Schedule
     final: tirx.PrimFunc
+    choices: Mapping[str, Choice]
 
 
-def lower(spec: KernelSpec, kind: str, entry: str) -> Lowered:
-    """define -> order -> check -> align -> schedule -> check -> in place."""
+def lower(
+    spec: KernelSpec, kind: str, entry: str, decisions: Mapping[str, int] | None = None
+) -> Lowered:
+    """define -> order -> check -> align -> schedule -> check -> in place.
+
+    decisions: choices of the schedule that are not to be the default.  Raises DecisionMismatch for
+    a value that the schedule does not allow and, at `main`, for a name that it does not know.
+    """
     norms, part = norms_of(entry)
     short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
     func = order_by_pass(define(spec, norms=norms, **short))
     check_stages(func, spec, norms)
     func = element_align(func, lambda itemsize: _alignment(kind, part, itemsize))
-    scheduled = apply_schedule(func, kind, PATTERN, part)
-    check_in_place(scheduled.mod["main"])
-    final = in_place(scheduled.mod["main"], OUT)
-    return Lowered(func, scheduled, final.with_attr("global_symbol", entry))
+    placement = apply_schedule(func, kind, PATTERN, part, decisions)
+    unknown = sorted((decisions or {}).keys() - placement.choices)
+    if unknown and entry == MAIN:  # other entry points have less to choose
+        known = ", ".join(placement.choices) or "none"
+        raise DecisionMismatch(f"{unknown[0]}: no choice of this schedule; there are: {known}")
+    scheduled = placement.sch.mod["main"]
+    check_in_place(scheduled)
+    final = in_place(scheduled, OUT).with_attr("global_symbol", entry)
+    return Lowered(func, placement.sch, final, placement.choices)
 
 
 def entry_points(spec: KernelSpec, kind: str) -> tuple[str, ...]:
@@ -71,12 +92,17 @@ def _alignment(kind: str, entry: str, itemsize: int) -> int:
 
 
 def compile_spec(
-    spec: KernelSpec, preset: TargetPreset, entries: Sequence[str] | None = None
+    spec: KernelSpec,
+    preset: TargetPreset,
+    entries: Sequence[str] | None = None,
+    decisions: Mapping[str, int] | None = None,
 ) -> Any:
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
     try:
-        module = tvm.IRModule({name: lower(spec, preset.kind, name).final for name in names})
+        module = tvm.IRModule(
+            {name: lower(spec, preset.kind, name, decisions).final for name in names}
+        )
         if preset.kind == "opencl":
             register_barrier_fence()
         with source_only() if preset.kind == "cuda" else nullcontext():
