@@ -39,6 +39,10 @@ class DecisionMismatch(QoptError, ValueError):
     """A decision of a tuning record that the schedule does not know, or no longer allows."""
 
 
+class RecordInvalid(QoptError, ValueError):
+    """A line of a tuning log that is no record; the message has the file and the line."""
+
+
 class BuildError(QoptError, RuntimeError):
     """The compiler failed, or its child process did."""
 

@@ -25,6 +25,7 @@ DESCRIPTION = (  # layer 0
     "formats",
     "manifest",
     "params",
+    "records",
     "reference",
     "rules",
     "spec",

@@ -20,6 +20,7 @@ from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.realign import element_align, in_place
+from tvm_qopt.compiler.record import Selection, find
 from tvm_qopt.compiler.schedule import MAIN, TAIL, Choice, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
 from tvm_qopt.errors import (
@@ -80,6 +81,11 @@ def lower(
     return Lowered(func, placement.sch, final, placement.choices)
 
 
+def select(spec: KernelSpec, preset: TargetPreset) -> Selection:
+    """The schedule that a build takes: of the best tuning record that fits, or the default."""
+    return find(spec, preset, lambda decisions: lower(spec, preset.kind, MAIN, decisions))
+
+
 def entry_points(spec: KernelSpec, kind: str) -> tuple[str, ...]:
     """Those of the update, then those of each norm pass."""
     parts = get_schedule(kind, PATTERN).entries
@@ -126,15 +132,17 @@ def tvm_target(preset: TargetPreset) -> tvm.target.Target:
 def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = False) -> Manifest:
     """Write the artifact of a spec for a target to the folder `out`, whole or not at all.
 
+    The schedule is that of a tuning record where one fits (`select`).
     `out` may not exist, be empty, or hold an artifact, which is replaced.  bundle: put TVM's
     runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
     """
     with _new_folder(out.resolve()) as folder:
-        executable = compile_spec(spec, preset)
+        selection = select(spec, preset)
+        executable = compile_spec(spec, preset, decisions=selection.decisions)
         _export(executable, preset, folder)
         if bundle:
             _bundle(preset, folder)
-        manifest = _manifest(spec, preset, folder)
+        manifest = _manifest(spec, preset, selection, folder)
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -219,7 +227,9 @@ def _bundle(preset: TargetPreset, folder: Path) -> None:
         shutil.copy2(source / f"lib{name}.so", folder / BUNDLE)
 
 
-def _manifest(spec: KernelSpec, preset: TargetPreset, folder: Path) -> Manifest:
+def _manifest(
+    spec: KernelSpec, preset: TargetPreset, selection: Selection, folder: Path
+) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
     return Manifest(
@@ -235,4 +245,5 @@ def _manifest(spec: KernelSpec, preset: TargetPreset, folder: Path) -> Manifest:
         files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
         key=artifact_key(spec, preset),
         serial_below=SERIAL_BELOW if preset.on_cpu else 0,
+        schedule=selection.as_manifest(),
     )

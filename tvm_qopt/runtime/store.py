@@ -1,7 +1,6 @@
 """The store of built artifacts: find, else build in a child process under a lock, then load.
 
-The one place that reads environment variables of tvm_qopt: TVM_QOPT_STORE (the folder) and
-TVM_QOPT_POLICY ("build", "cached", "rebuild").
+It reads TVM_QOPT_STORE (the folder) and TVM_QOPT_POLICY ("build", "cached", "rebuild").
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from tvm_qopt.errors import (
     ArtifactMissing,
     BuildError,
     DtypeMismatch,
+    StaleRecord,
     StoreError,
     ToolMissing,
     UnknownName,
@@ -245,7 +245,8 @@ def run_compiler(
     """Run `python -m tvm_qopt.compiler` on jobs; raises its errors here.
 
     modules: what defines rules and formats outside this package, imported there by name.
-    A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.
+    A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.  Tuning
+    records that it did not take, since they are of an older definition, are warnings here.
     """
     package = str(Path(tvm_qopt.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
@@ -266,9 +267,11 @@ def run_compiler(
         child.kill()
         child.wait()
         raise
-    if child.returncode == 0:
-        return
-    _raise_from_child(child.returncode, out, err)
+    said = _last_line(out)
+    if child.returncode:
+        _raise_from_child(child.returncode, said, err)
+    for text in said.get("stale", ()):
+        warnings.warn(text, StaleRecord, stacklevel=6)
 
 
 def _communicate(
@@ -282,12 +285,17 @@ def _communicate(
         return child.communicate()
 
 
-def _raise_from_child(code: int, out: str, err: str) -> None:
+def _last_line(out: str) -> dict[str, Any]:
+    """What the child said at its end; nothing where it died before."""
     lines = out.strip().splitlines()
     try:
         said = json.loads(lines[-1]) if lines else {}
     except ValueError:
-        said = {}
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _raise_from_child(code: int, said: dict[str, Any], err: str) -> None:
     kind = getattr(errors, str(said.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, errors.QoptError):
         raise errors.rebuilt(kind, said["message"])
