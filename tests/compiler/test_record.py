@@ -30,14 +30,17 @@ SPEC = KernelSpec.of("adamw")
 CPU = "testcpu"  # what LLVM calls this machine
 V3, V4 = get_target("llvm-x86-64-v3"), get_target("llvm-x86-64-v4")
 HERE = dataclasses.replace(V4, name=NATIVE)
+CHOICES = lower(SPEC, "llvm", "main").choices
+NAME, OTHER_NAME = list(CHOICES)[:2]
+LAST = {name: choice.candidates[-1] for name, choice in CHOICES.items()}
 HYPER = {"lr": 0.5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 
 
 def record(preset: str, spec: KernelSpec = SPEC, **changes: Any) -> TuningRecord:
     made = TuningRecord(
         spec=spec.name, preset=preset, device="a CPU", tvm="0", workload=workload_hash(spec),
-        decisions={"lanes": 32}, elements=1 << 20, threads=2, seconds=1e-3, default_seconds=2e-3,
-        trials=9, seed=0, date="2026-01-01",
+        decisions={NAME: LAST[NAME]}, elements=1 << 20, threads=2, seconds=1e-3,
+        default_seconds=2e-3, trials=9, seed=0, date="2026-01-01",
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 
@@ -89,14 +92,14 @@ def test_every_shipped_record_replays() -> None:
 def test_a_stale_record_would_be_seen(tmp_path: Path) -> None:
     save(record(V3.name), tmp_path)
     assert stale_records(tmp_path) == []
-    lamb = KernelSpec.of("lamb")
-    save(record(V3.name, lamb, decisions={"lanes": 48}), tmp_path)
+    sgd = KernelSpec.of("sgd", "float32")
+    save(record(V3.name, sgd, decisions={NAME: 48}), tmp_path)
     save(record(V4.name, workload="0"), tmp_path)
     elsewhere = log_path(tmp_path, "llvm-x86-64-v2", SPEC.name)
     elsewhere.parent.mkdir()
     elsewhere.write_text(record(V3.name).to_json())
     said = " ".join(stale_records(tmp_path))
-    for fault in ("lanes: one of", "of another definition", "holds a record of llvm-x86-64-v3"):
+    for fault in (f"{NAME}: one of", "of another definition", "holds a record of llvm-x86-64-v3"):
         assert fault in said
 
 
@@ -131,21 +134,22 @@ def test_this_machines_name_is_that_of_its_cpu(own: Path) -> None:
 
 def test_the_closest_preset_then_the_users_then_the_fastest(own: Path, tmp_path: Path) -> None:
     shipped = tmp_path / "shipped"
-    assert select(SPEC, HERE).record is None
-    assert select(SPEC, HERE).as_manifest() == {"kind": "default"}
-    assert f"no record of llvm-{CPU}, {V4.name}, {V3.name}" in select(SPEC, HERE).why
+    none = select(SPEC, HERE)
+    assert none.record is None and none.as_manifest() == {"kind": "default"}
+    assert f"no record of llvm-{CPU}, {V4.name}, {V3.name}" in none.why
     added = [
         (shipped, record("llvm-x86-64-v2")),
         (shipped, record(V3.name)),
         (own, record(V3.name, seconds=1.5e-3)),  # slower, but measured by the user
         (shipped, record(V4.name, seconds=1.9e-3)),
         (own, record(f"llvm-{CPU}", seconds=1.99e-3)),
-        (own, record(f"llvm-{CPU}", seconds=1.8e-3, decisions={"unroll": 2})),
+        (own, record(f"llvm-{CPU}", seconds=1.8e-3, decisions={OTHER_NAME: LAST[OTHER_NAME]})),
     ]
     for folder, each in added:
         save(each, folder)
-        assert select(SPEC, HERE).record == each
-        assert each.hash in select(SPEC, HERE).why and str(folder) in select(SPEC, HERE).why
+        selection = select(SPEC, HERE)
+        assert selection.record == each
+        assert each.hash in selection.why and str(folder) in selection.why
     assert select(SPEC, V4).record == added[3][1]
     assert select(SPEC, V3).record == added[2][1]
     assert select(KernelSpec.of("lion"), HERE).record is None
@@ -155,7 +159,7 @@ def test_the_closest_preset_then_the_users_then_the_fastest(own: Path, tmp_path:
     ("changes", "said"),
     [
         ({"workload": "00"}, "of another definition"),
-        ({"decisions": {"lanes": 48}}, "of another schedule .lanes: one of"),
+        ({"decisions": {NAME: 48}}, f"of another schedule .{NAME}: one of"),
         ({"decisions": {"lines": 16}}, "of another schedule .lines: no choice"),
     ],
 )
@@ -182,7 +186,7 @@ def test_a_damaged_log_is_named_and_passed_over(own: Path) -> None:
 
 def test_a_build_takes_the_record_and_says_so(own: Path, tmp_path: Path) -> None:
     default = build(SPEC, V3, tmp_path / "default")
-    made = record(V3.name, decisions={"lanes": 64, "unroll": 2})
+    made = record(V3.name, decisions=LAST)
     save(made, own)
     tuned = build(SPEC, V3, tmp_path / "tuned")
     assert (default.schedule, tuned.schedule) == (
@@ -195,13 +199,15 @@ def test_a_build_takes_the_record_and_says_so(own: Path, tmp_path: Path) -> None
 
 
 def test_show_says_which_record_and_why(own: Path) -> None:
-    save(record(V3.name, decisions={"lanes": 64}), own)
+    made = record(V3.name)
+    save(made, own)
     shown = CliRunner().invoke(app, ["show", "adamw", "--target", V4.name])
     first, *rest = shown.stdout.splitlines()
-    assert first.startswith(f"# schedule: record {record(V3.name, decisions={'lanes': 64}).hash}")
-    assert f"of {V3.name}" in first and "2.00 times as fast as the default" in first
-    assert "lanes = 64 (of 16, 32, 64)" in rest[0]
-    assert "decision=2" in shown.stdout
+    assert first.startswith(f"# schedule: record {made.hash} of {V3.name}: ")
+    assert "2.00 times as fast as the default" in first
+    candidates = CHOICES[NAME].candidates
+    assert f"{NAME} = {LAST[NAME]} (of {', '.join(map(str, candidates))})" in rest[0]
+    assert f"decision={len(candidates) - 1}" in shown.stdout
 
 
 def test_the_store_builds_anew_for_a_record_and_warns_of_a_stale_one(
@@ -209,8 +215,9 @@ def test_the_store_builds_anew_for_a_record_and_warns_of_a_stale_one(
 ) -> None:
     """Through the child process, for this machine as it is."""
     monkeypatch.setenv("TVM_QOPT_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("TVM_QOPT_RECORDS", str(tmp_path / "own"))
-    made = record(record_preset(get_target(NATIVE)), decisions={"lanes": 32, "unroll": 2})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TVM_QOPT_RECORDS", "own")
+    made = record(record_preset(get_target(NATIVE)), decisions=LAST)
     path = save(made, tmp_path / "own")
     kernel = tvm_qopt.load(SPEC)
     assert kernel.manifest.schedule == {"kind": "tuned", "record": made.hash}

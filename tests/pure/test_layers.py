@@ -28,6 +28,7 @@ DESCRIPTION = (  # layer 0
     "records",
     "reference",
     "rules",
+    "sample",
     "spec",
     "targets",
     "update",

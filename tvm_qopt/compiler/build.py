@@ -191,7 +191,7 @@ def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")
         return
-    link = _linked_by(linker)
+    link = linked_by(linker)
     if preset.kind == "cuda":
         export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
         return
@@ -200,7 +200,7 @@ def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
         (folder / OPENCL_SOURCE).write_text(opencl_source(executable), encoding="utf-8")
 
 
-def _linked_by(linker: str) -> Callable[..., None]:
+def linked_by(linker: str) -> Callable[..., None]:
     """A linking function for TVM's export.  It links in a temporary folder and copies: a linker
     says in its own words that a disk is full, a copy raises OSError."""
 

@@ -33,6 +33,8 @@ from tvm_qopt.errors import (
     UnknownName,
 )
 from tvm_qopt.manifest import MANIFEST, SCHEMA, artifact_key
+from tvm_qopt.records import ENVIRONMENT as RECORDS
+from tvm_qopt.records import user_folder
 from tvm_qopt.rules import RULES
 from tvm_qopt.runtime.kernel import Kernel, check_machine
 from tvm_qopt.runtime.library import runtime_libraries
@@ -248,8 +250,6 @@ def run_compiler(
     A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.  Tuning
     records that it did not take, since they are of an older definition, are warnings here.
     """
-    package = str(Path(tvm_qopt.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     child = subprocess.Popen(
         [sys.executable, "-m", "tvm_qopt.compiler"],
         stdin=subprocess.PIPE,
@@ -257,7 +257,7 @@ def run_compiler(
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
+        env=_environment_of_child(),
     )
     try:
         path_here = [os.path.abspath(folder) for folder in sys.path]  # the child has another folder
@@ -272,6 +272,16 @@ def run_compiler(
         _raise_from_child(child.returncode, said, err)
     for text in said.get("stale", ()):
         warnings.warn(text, StaleRecord, stacklevel=6)
+
+
+def _environment_of_child() -> dict[str, str]:
+    """This package is found, and so are the user's records, from another working folder."""
+    package = str(Path(tvm_qopt.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    if records := user_folder():
+        environment[RECORDS] = str(records.absolute())
+    return environment
 
 
 def _communicate(
