@@ -33,3 +33,12 @@ def rfactor_lanes(placement: Placement, reduction: str, lanes: int) -> str:
     sch = placement.sch
     _, inner = sch.split(loops(placement, reduction)[1], [None, lanes])
     return str(sch.get(sch.rfactor(inner, 1)).name_hint)
+
+
+def unroll_inner(placement: Placement, loop: object, times: int) -> None:
+    """Before: for v: S[v].  After: for v0: S[v0 * times]; S[v0 * times + 1]; ..."""
+    sch = placement.sch
+    times = min(times, int(sch.get(loop).extent)) if times > 1 else 1
+    if times > 1:
+        _, inner = sch.split(loop, [None, times])
+        sch.unroll(inner)

@@ -1,4 +1,5 @@
-"""What all tests share: the --slow and --update-golden switches, and a store of their own."""
+"""What all tests share: the --slow and --update-golden switches, and folders of their own for the
+store and for tuning records."""
 
 from __future__ import annotations
 
@@ -27,4 +28,5 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of this run, in the environment so that child processes share it."""
     folder = tmp_path_factory.mktemp("store")
     os.environ["TVM_QOPT_STORE"] = str(folder)
+    os.environ["TVM_QOPT_RECORDS"] = str(tmp_path_factory.mktemp("records"))
     return folder

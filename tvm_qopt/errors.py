@@ -35,6 +35,14 @@ class UnsupportedSpec(QoptError, ValueError):
     """A combination that cannot be built; the message says which part and why."""
 
 
+class DecisionMismatch(QoptError, ValueError):
+    """A decision of a tuning record that the schedule does not know, or no longer allows."""
+
+
+class RecordInvalid(QoptError, ValueError):
+    """A line of a tuning log that is no record; the message has the file and the line."""
+
+
 class BuildError(QoptError, RuntimeError):
     """The compiler failed, or its child process did."""
 
@@ -77,3 +85,7 @@ class DeviceMismatch(ArgumentMismatch, RuntimeError):
 
 class HyperOutOfRange(ArgumentMismatch, ValueError):
     """A hyper-parameter outside the range its rule declares, or not a number."""
+
+
+class StaleRecord(UserWarning):
+    """A tuning record that was not made for this definition or schedule; it is not used."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_qopt.errors import ArtifactInvalid
+from tvm_qopt.records import records_hash
 from tvm_qopt.spec import KernelSpec, TensorSpec
 from tvm_qopt.targets import TargetPreset
 from tvm_qopt.version import TVM_VERSION, __version__
@@ -120,7 +121,8 @@ def artifact_key(spec: KernelSpec, target: TargetPreset) -> str:
     """What an artifact was made from, as a hash: the same key, the same kernel.
 
     Spec, target with all its attributes, the text of everything that makes kernels (and of the
-    files that define the rule and the formats, which may be a user's), TVM, and the schema.
+    files that define the rule and the formats, which may be a user's), the tuning logs that may
+    hold its schedule, TVM, and the schema.
     """
     own = [inspect.getsourcefile(spec.rule_.update)]
     own += [inspect.getsourcefile(type(format_)) for _, format_ in spec.slots]
@@ -131,6 +133,7 @@ def artifact_key(spec: KernelSpec, target: TargetPreset) -> str:
         "tvm": TVM_VERSION,
         "tvm_qopt": __version__,
         "source": _source_hash(),
+        "records": records_hash(spec.name, target),
         "definitions": _hash_files(Path(path) for path in sorted({str(path) for path in own})),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]

@@ -173,6 +173,13 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, flag in known.items() if flag in flags)
 
 
+def cpu_model() -> str:
+    """What this machine's CPU is called, by its kernel."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
 @cache
 def native() -> TargetPreset:
     """This machine, by the features that its kernel reports.

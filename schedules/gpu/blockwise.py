@@ -100,7 +100,9 @@ def _tiling(placement: Placement) -> Tiling:
         return Tiling(LARGEST_BLOCK // THREADS, THREADS, 1)
     stage = placement.sch.get(placement.sch.get_sblock(placement.elements[0][0]))
     size = int(stage.iter_vars[1].dom.extent)
-    threads = min(max(size // ELEMENTS, WARP), THREADS)
+    most = placement.choose("threads", (64, 128, 256), THREADS)
+    elements = placement.choose("elements", (4, 8, 16), ELEMENTS)
+    threads = min(max(size // elements, WARP), most)
     vector = min(4, size // threads) if placement.entry == MAIN else 1
     return Tiling(size // threads // vector, threads, vector)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tvm_qopt.compiler.schedule import MAIN, SERIAL, TAIL, Placement, schedule
-from tvm_qopt.schedules.common import loops, merge_loops, rfactor_lanes
+from tvm_qopt.schedules.common import loops, merge_loops, rfactor_lanes, unroll_inner
 
 LANES = 16  # float32 in 512 bits; LLVM splits a vector into what the CPU has
+UNROLL = 1
 
 
 @schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL), packs=True)
@@ -34,13 +35,15 @@ def blockwise(placement: Placement) -> None:
     """
     vector = placement.entry != TAIL
     sch, (reductions,) = placement.sch, placement.reductions
-    partials = [rfactor_lanes(placement, r, LANES) for r in reductions] if vector else reductions
+    lanes = placement.choose("lanes", (16, 32, 64), LANES) if vector else 1
+    unroll = placement.choose("unroll", (1, 2, 4), UNROLL) if vector else 1
+    partials = [rfactor_lanes(placement, r, lanes) for r in reductions] if vector else reductions
     first, second = placement.elements[0], placement.elements[1]
     packed = placement.packed[1]
     for stage in (*first, *second) if vector else ():
-        sch.split(loops(placement, stage)[1], [None, LANES])
+        sch.split(loops(placement, stage)[1], [None, lanes])
     for stage in packed if vector else ():
-        sch.split(loops(placement, stage)[1], [None, LANES // 2])
+        sch.split(loops(placement, stage)[1], [None, lanes // 2])
 
     upper = merge_loops(placement, (*placement.per_block[1], *second, *packed), 0)
     for reduction in reductions if vector else ():
@@ -49,7 +52,7 @@ def blockwise(placement: Placement) -> None:
     # a tail of odd size has one byte for its last code: packing is a loop of its own there
     for sweep in ((*first, *partials), (*second, *packed) if vector else second):
         if sweep:
-            merge_loops(placement, sweep, 1)
+            unroll_inner(placement, merge_loops(placement, sweep, 1), unroll)
     block_loop = sch.merge(lower, upper)
 
     if vector:

@@ -82,10 +82,10 @@ def test_help_loads_neither_tvm_nor_numpy() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert all(name in run.stdout for name in ("build", "list", "show", "doctor", "demo"))
+    assert all(name in run.stdout for name in ("build", "list", "show", "doctor", "demo", "tune"))
 
 
-@pytest.mark.parametrize("command", ["build", "list", "show", "doctor", "demo"])
+@pytest.mark.parametrize("command", ["build", "list", "show", "doctor", "demo", "tune"])
 def test_each_command_explains_itself(command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0

@@ -51,17 +51,21 @@ def oclgrind() -> None:
         pytest.skip(why)
 
 
+Decisions = tuple[tuple[str, int], ...]
+
+
 @cache
-def build(name: str) -> tuple[str, dict[str, int]]:
+def build(name: str, decisions: Decisions = ()) -> tuple[str, dict[str, int]]:
     """OpenCL C of a spec, and the threads of a group of each entry point."""
-    spec = KernelSpec.parse(name)
-    source = opencl.opencl_source(compile_spec(spec, get_target("opencl")))
-    return source, {entry: _threads(spec, entry) for entry in (MAIN, ANY, TAIL)}
+    spec, chosen = KernelSpec.parse(name), dict(decisions)
+    executable = compile_spec(spec, get_target("opencl"), decisions=chosen)
+    threads = {entry: _threads(spec, entry, chosen) for entry in (MAIN, ANY, TAIL)}
+    return opencl.opencl_source(executable), threads
 
 
-def _threads(spec: KernelSpec, entry: str) -> int:
+def _threads(spec: KernelSpec, entry: str, decisions: Mapping[str, int]) -> int:
     """The extent of threadIdx.x, one for all loops bound to it."""
-    script = lower(spec, get_target("opencl"), entry).final.script()
+    script = lower(spec, get_target("opencl"), entry, decisions).final.script()
     found = re.findall(r'thread_binding\((?:T\.int64\()?(\d+)\)?, thread="threadIdx.x"', script)
     (extent,) = set(found)
     return int(extent)
@@ -119,9 +123,11 @@ def _part(spec: KernelSpec, arrays: Mapping[str, Array], start: int, stop: int) 
     return {t.name: arrays[t.name][ranges.get(t.shape, slice(None))] for t in spec.tensors}
 
 
-def launches_of(name: str, arrays: Mapping[str, Array], main: str = MAIN) -> list[Launch]:
+def launches_of(
+    name: str, arrays: Mapping[str, Array], main: str = MAIN, decisions: Decisions = ()
+) -> list[Launch]:
     """Full blocks by `main`, the rest by the tail, as a Plan launches them."""
-    spec, (_, threads) = KernelSpec.parse(name), build(name)
+    spec, (_, threads) = KernelSpec.parse(name), build(name, decisions)
     n = arrays["param"].size
     full = n // spec.block_size
     end = full * spec.block_size
@@ -195,6 +201,24 @@ def test_kernels_equal_the_reference(name: str) -> None:
         assert_step(spec, arrays, [next(results) for _ in job])
 
 
+TILINGS = [
+    ("adamw-dynamic8-b256", (("threads", 64), ("elements", 4))),
+    ("adamw-dynamic8-b4096", (("threads", 64), ("elements", 8))),
+]
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(("name", "decisions"), TILINGS)
+def test_kernels_with_other_tilings_equal_the_reference(name: str, decisions: Decisions) -> None:
+    spec = KernelSpec.parse(name)
+    arrays = random_arrays(spec, 5 * spec.block_size + 7)
+    source, _ = build(name, decisions)
+    assert source != build(name)[0]
+    for main in (MAIN, ANY):
+        outcome = opencl_runner.run(source, launches_of(name, arrays, main, decisions))
+        assert_step(spec, arrays, outcome.arrays)
+
+
 # --- in the simulator ---
 
 
@@ -207,6 +231,17 @@ def test_simulator_reports_nothing(name: str) -> None:
     outcome = opencl_runner.run(build(name)[0], launches, oclgrind=True)
     assert outcome.reports == ""
     assert_step(spec, arrays, outcome.arrays[:2])
+
+
+@pytest.mark.usefixtures("oclgrind")
+def test_simulator_reports_nothing_with_another_tiling() -> None:
+    name, decisions = TILINGS[0]
+    spec = KernelSpec.parse(name)
+    arrays = random_arrays(spec, 2 * spec.block_size + 1)
+    launches = launches_of(name, arrays, decisions=decisions)
+    outcome = opencl_runner.run(build(name, decisions)[0], launches, oclgrind=True)
+    assert outcome.reports == ""
+    assert_step(spec, arrays, outcome.arrays)
 
 
 def without_barriers(source: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tvm_qopt.cli import bench, build, demo, doctor, listing, show
+from tvm_qopt.cli import bench, build, demo, doctor, listing, show, tune
 from tvm_qopt.cli.report import paragraphs, print_error
 from tvm_qopt.errors import QoptError, UnknownName, UnsupportedSpec
 
@@ -134,3 +134,4 @@ app.command("show", help=show.HELP)(show.show)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("demo", help=demo.HELP)(demo.demo)
 app.command("bench", help=bench.HELP)(bench.bench)
+app.command("tune", help=tune.HELP)(tune.tune)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +15,15 @@ from tvm_qopt.errors import UnknownName, UnsupportedSpec
 from tvm_qopt.targets import NATIVE, TargetPreset, get_target
 
 if TYPE_CHECKING:
+    from tvm_qopt.compiler.schedule import Choice
     from tvm_qopt.spec import KernelSpec
 
 HELP = paragraphs(
     """Print a kernel's definition, schedule, generated source or assembly.
 
-definition: the unscheduled function (TVMScript). schedule: the trace as schedule source, which can
-be taken over by hand, then the scheduled function. source: CUDA or OpenCL C, or LLVM IR for CPUs.
+definition: the unscheduled function (TVMScript). schedule: the tuning record that a build takes, or
+why none; the trace as schedule source, which can be taken over by hand; then the scheduled
+function. source: CUDA or OpenCL C, or LLVM IR for CPUs.
 asm: assembly, or for cuda the PTX of its first architecture.
 
 [bold]Examples[/bold]
@@ -75,15 +78,30 @@ def _parts(
     entries = build.get_schedule(preset.kind, build.PATTERN).entries
     if entry not in entries:
         raise UnknownName(f"entry point of {preset.kind}", entry, entries)
-    lowered = build.lower(spec, preset, entry)
+    selection = build.select(spec, preset)
+    lowered = build.lower(spec, preset, entry, selection.decisions)
     if what is What.DEFINITION:
         return {"definition": (lowered.definition.script(), "python")}
     if what is What.SCHEDULE:
-        script = lowered.scheduled.mod.script()
-        return {"trace": (str(lowered.scheduled.trace), "python"), "script": (script, "python")}
+        texts = {
+            "chosen": _chosen(selection.why, lowered.choices),
+            "trace": str(lowered.scheduled.trace),
+            "script": lowered.scheduled.mod.script(),
+        }
+        return {name: (text, "python") for name, text in texts.items()}
     if what is What.ASM and preset.kind == "opencl":
         raise UnsupportedSpec("asm: a driver compiles OpenCL C where it runs; see --what source")
-    return {what.value: _generated(build.compile_spec(spec, preset, [entry]), preset, what)}
+    executable = build.compile_spec(spec, preset, [entry], selection.decisions)
+    return {what.value: _generated(executable, preset, what)}
+
+
+def _chosen(why: str, choices: Mapping[str, Choice]) -> str:
+    """Where the schedule comes from, and what it chose of what, as comments."""
+    taken = [
+        f"#   {name} = {choice.value} (of {', '.join(map(str, choice.candidates))})"
+        for name, choice in choices.items()
+    ]
+    return "\n".join((f"# schedule: {why}", *taken))
 
 
 def _generated(executable: Any, preset: TargetPreset, what: What) -> tuple[str, str]:

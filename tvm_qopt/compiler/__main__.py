@@ -2,7 +2,8 @@
 
 stdin: {"target": name, "jobs": [{"spec": name, "out": folder}, ...], "modules": [name, ...],
 "path": [folder, ...]}; the modules, found on that path, define rules and formats of a user.  On an
-error the last line of stdout is {"error": kind, "message": text} and the exit code is 1.
+error the last line of stdout is {"error": kind, "message": text} and the exit code is 1; else it
+is {"stale": [text, ...]}, warnings of tuning records that were not used.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import warnings
 from pathlib import Path
 
-from tvm_qopt.errors import QoptError, ToolMissing
+from tvm_qopt.errors import QoptError, StaleRecord, ToolMissing
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import get_target
 
@@ -20,10 +22,14 @@ from tvm_qopt.targets import get_target
 def main() -> int:
     request = json.load(sys.stdin)
     try:
-        _run(request)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default", StaleRecord)
+            _run(request)
     except QoptError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         return 1
+    stale = [str(each.message) for each in caught if issubclass(each.category, StaleRecord)]
+    print(json.dumps({"stale": stale}))
     return 0
 
 

@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,16 @@ from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, in_place
-from tvm_qopt.compiler.schedule import MAIN, TAIL, apply_schedule, get_schedule
+from tvm_qopt.compiler.record import Selection, find
+from tvm_qopt.compiler.schedule import MAIN, TAIL, Choice, apply_schedule, get_schedule
 from tvm_qopt.compiler.stages import order_by_pass
-from tvm_qopt.errors import ArtifactInvalid, BuildError, StoreError, ToolMissing
+from tvm_qopt.errors import (
+    ArtifactInvalid,
+    BuildError,
+    DecisionMismatch,
+    StoreError,
+    ToolMissing,
+)
 from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
 from tvm_qopt.spec import KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
@@ -41,15 +48,25 @@ VECTOR_BYTES = 16  # alignment that `main` may assume on GPUs
 
 @dataclass(frozen=True)
 class Lowered:
-    """One entry point after each step: what `tvm-qopt show` prints."""
+    """One entry point after each step: what `tvm-qopt show` prints.
+
+    choices: what the schedule chose, by name.
+    """
 
     definition: tirx.PrimFunc
     scheduled: s_tir.Schedule
     final: tirx.PrimFunc
+    choices: Mapping[str, Choice]
 
 
-def lower(spec: KernelSpec, preset: TargetPreset, entry: str) -> Lowered:
-    """define -> order -> check -> align -> schedule -> check -> in place."""
+def lower(
+    spec: KernelSpec, preset: TargetPreset, entry: str, decisions: Mapping[str, int] | None = None
+) -> Lowered:
+    """define -> order -> check -> align -> schedule -> check -> in place.
+
+    decisions: choices of the schedule that are not to be the default.  Raises DecisionMismatch for
+    a value that the schedule does not allow and, at `main`, for a name that it does not know.
+    """
     norms, part = norms_of(entry)
     short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
     kind, permutes = preset.kind, PERMUTES in preset.features
@@ -57,10 +74,20 @@ def lower(spec: KernelSpec, preset: TargetPreset, entry: str) -> Lowered:
     func = order_by_pass(func)
     check_stages(func, spec, norms)
     func = element_align(func, lambda itemsize: _alignment(kind, part, itemsize))
-    scheduled = apply_schedule(func, kind, PATTERN, part)
-    check_in_place(scheduled.mod["main"])
-    final = in_place(scheduled.mod["main"], OUT)
-    return Lowered(func, scheduled, final.with_attr("global_symbol", entry))
+    placement = apply_schedule(func, kind, PATTERN, part, decisions)
+    unknown = sorted((decisions or {}).keys() - placement.choices)
+    if unknown and entry == MAIN:  # other entry points have less to choose
+        known = ", ".join(placement.choices) or "none"
+        raise DecisionMismatch(f"{unknown[0]}: no choice of this schedule; there are: {known}")
+    scheduled = placement.sch.mod["main"]
+    check_in_place(scheduled)
+    final = in_place(scheduled, OUT).with_attr("global_symbol", entry)
+    return Lowered(func, placement.sch, final, placement.choices)
+
+
+def select(spec: KernelSpec, preset: TargetPreset) -> Selection:
+    """The schedule that a build takes: of the best tuning record that fits, or the default."""
+    return find(spec, preset, lambda decisions: lower(spec, preset, MAIN, decisions))
 
 
 def entry_points(spec: KernelSpec, kind: str) -> tuple[str, ...]:
@@ -75,12 +102,15 @@ def _alignment(kind: str, entry: str, itemsize: int) -> int:
 
 
 def compile_spec(
-    spec: KernelSpec, preset: TargetPreset, entries: Sequence[str] | None = None
+    spec: KernelSpec,
+    preset: TargetPreset,
+    entries: Sequence[str] | None = None,
+    decisions: Mapping[str, int] | None = None,
 ) -> Any:
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
     try:
-        module = tvm.IRModule({name: lower(spec, preset, name).final for name in names})
+        module = tvm.IRModule({name: lower(spec, preset, name, decisions).final for name in names})
         if preset.kind == "opencl":
             register_barrier_fence()
         with source_only() if preset.kind == "cuda" else nullcontext():
@@ -104,15 +134,17 @@ def tvm_target(preset: TargetPreset) -> tvm.target.Target:
 def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = False) -> Manifest:
     """Write the artifact of a spec for a target to the folder `out`, whole or not at all.
 
+    The schedule is that of a tuning record where one fits (`select`).
     `out` may not exist, be empty, or hold an artifact, which is replaced.  bundle: put TVM's
     runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
     """
     with _new_folder(out.resolve()) as folder:
-        executable = compile_spec(spec, preset)
+        selection = select(spec, preset)
+        executable = compile_spec(spec, preset, decisions=selection.decisions)
         _export(executable, preset, folder)
         if bundle:
             _bundle(preset, folder)
-        manifest = _manifest(spec, preset, folder)
+        manifest = _manifest(spec, preset, selection, folder)
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -161,7 +193,7 @@ def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")
         return
-    link = _linked_by(linker)
+    link = linked_by(linker)
     if preset.kind == "cuda":
         export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
         return
@@ -170,7 +202,7 @@ def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
         (folder / OPENCL_SOURCE).write_text(opencl_source(executable), encoding="utf-8")
 
 
-def _linked_by(linker: str) -> Callable[..., None]:
+def linked_by(linker: str) -> Callable[..., None]:
     """A linking function for TVM's export.  It links in a temporary folder and copies: a linker
     says in its own words that a disk is full, a copy raises OSError."""
 
@@ -197,7 +229,9 @@ def _bundle(preset: TargetPreset, folder: Path) -> None:
         shutil.copy2(source / f"lib{name}.so", folder / BUNDLE)
 
 
-def _manifest(spec: KernelSpec, preset: TargetPreset, folder: Path) -> Manifest:
+def _manifest(
+    spec: KernelSpec, preset: TargetPreset, selection: Selection, folder: Path
+) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
     return Manifest(
@@ -213,4 +247,5 @@ def _manifest(spec: KernelSpec, preset: TargetPreset, folder: Path) -> Manifest:
         files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
         key=artifact_key(spec, preset),
         serial_below=SERIAL_BELOW if preset.on_cpu else 0,
+        schedule=selection.as_manifest(),
     )

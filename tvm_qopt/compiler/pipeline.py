@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_qopt.compiler import intrinsics as intrinsics  # registers its operations
 from tvm_qopt.compiler.realign import on_stack
 
 NAME = "tvm_qopt"

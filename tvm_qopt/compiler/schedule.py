@@ -7,13 +7,13 @@ sampled decisions, the search space of the tuner.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from tvm import s_tir, tirx
 
 from tvm_qopt.compiler.stages import Stage, passes, stages_of
-from tvm_qopt.errors import UnsupportedSpec
+from tvm_qopt.errors import DecisionMismatch, UnsupportedSpec
 
 MAIN, TAIL, SERIAL, ANY = "main", "tail", "main_serial", "main_any"
 """Entry points: full blocks; the short last block; full blocks on the calling thread; full blocks
@@ -21,11 +21,20 @@ of tensors that are aligned to their elements only."""
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What a schedule chose from, and what it took."""
+
+    candidates: tuple[int, ...]
+    value: int
+
+
+@dataclass(frozen=True)
 class Placement:
     """A schedule in the making: TVM's schedule, the stages by pass, the entry point it is for.
 
     reductions[i] start pass i + 1; per_block[i], elements[i] and packed[i] (two elements a byte)
-    are the other stages of pass i.
+    are the other stages of pass i.  decisions: name -> value, for choices that are not to be the
+    default.  choices: what was chosen so far, by name, in order.
     """
 
     sch: s_tir.Schedule
@@ -34,9 +43,13 @@ class Placement:
     packed: tuple[tuple[str, ...], ...]
     per_block: tuple[tuple[str, ...], ...]
     reductions: tuple[tuple[str, ...], ...]
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, func: tirx.PrimFunc, entry: str) -> Placement:
+    def of(
+        cls, func: tirx.PrimFunc, entry: str, decisions: Mapping[str, int] | None = None
+    ) -> Placement:
         stages = stages_of(func)
         number = passes(stages)
         count = max(number.values()) + 1
@@ -54,7 +67,27 @@ class Placement:
             packed=pick(lambda s: s.packed),
             per_block=pick(lambda s: s.axes == 1),
             reductions=pick(lambda s: s.reduction)[1:],
+            decisions=decisions or {},
         )
+
+    def choose(self, name: str, candidates: tuple[int, ...], default: int) -> int:
+        """A value that the tuner may change: the default, unless the decisions name another.
+
+        In the trace it is a sampled value.  The names and candidates of an entry point must not
+        depend on values chosen before: their product is the search space.  Every candidate must
+        give a right kernel.  Raises DecisionMismatch for a value that is no candidate.
+        """
+        value = self.decisions.get(name, default)
+        if name in self.choices or default not in candidates:
+            raise ValueError(f"{name}: chosen twice, or its default {default} is no candidate")
+        if value not in candidates:
+            raise DecisionMismatch(f"{name}: one of {candidates}, got {value!r}")
+        probabilities = [1 / len(candidates)] * len(candidates)
+        self.sch.sample_categorical(
+            list(candidates), probabilities, decision=candidates.index(value)
+        )
+        self.choices[name] = Choice(candidates, value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -98,10 +131,16 @@ def get_schedule(kind: str, pattern: str) -> ScheduleFunction:
     return SCHEDULES[kind, pattern]
 
 
-def apply_schedule(func: tirx.PrimFunc, kind: str, pattern: str, entry: str) -> s_tir.Schedule:
-    """The definition of an entry point, scheduled by default."""
-    placement, found = Placement.of(func, entry), get_schedule(kind, pattern)
+def apply_schedule(
+    func: tirx.PrimFunc,
+    kind: str,
+    pattern: str,
+    entry: str,
+    decisions: Mapping[str, int] | None = None,
+) -> Placement:
+    """The definition of an entry point, scheduled; by default where no decisions are given."""
+    placement, found = Placement.of(func, entry, decisions), get_schedule(kind, pattern)
     if any(placement.packed) and not found.packs:
         raise UnsupportedSpec(f"state: 4-bit codes have no schedule for {kind} yet")
     found.place(placement)
-    return placement.sch
+    return placement

@@ -1,7 +1,6 @@
 """The store of built artifacts: find, else build in a child process under a lock, then load.
 
-The one place that reads environment variables of tvm_qopt: TVM_QOPT_STORE (the folder) and
-TVM_QOPT_POLICY ("build", "cached", "rebuild").
+It reads TVM_QOPT_STORE (the folder) and TVM_QOPT_POLICY ("build", "cached", "rebuild").
 """
 
 from __future__ import annotations
@@ -28,11 +27,14 @@ from tvm_qopt.errors import (
     ArtifactMissing,
     BuildError,
     DtypeMismatch,
+    StaleRecord,
     StoreError,
     ToolMissing,
     UnknownName,
 )
 from tvm_qopt.manifest import MANIFEST, SCHEMA, artifact_key
+from tvm_qopt.records import ENVIRONMENT as RECORDS
+from tvm_qopt.records import user_folder
 from tvm_qopt.rules import RULES
 from tvm_qopt.runtime.kernel import Kernel, check_machine
 from tvm_qopt.runtime.library import runtime_libraries
@@ -245,10 +247,9 @@ def run_compiler(
     """Run `python -m tvm_qopt.compiler` on jobs; raises its errors here.
 
     modules: what defines rules and formats outside this package, imported there by name.
-    A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.
+    A compiler that crashes is a BuildError.  Ctrl-C ends the child before it is raised on.  Tuning
+    records that it did not take, since they are of an older definition, are warnings here.
     """
-    package = str(Path(tvm_qopt.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     child = subprocess.Popen(
         [sys.executable, "-m", "tvm_qopt.compiler"],
         stdin=subprocess.PIPE,
@@ -256,7 +257,7 @@ def run_compiler(
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
+        env=_environment_of_child(),
     )
     try:
         path_here = [os.path.abspath(folder) for folder in sys.path]  # the child has another folder
@@ -266,9 +267,21 @@ def run_compiler(
         child.kill()
         child.wait()
         raise
-    if child.returncode == 0:
-        return
-    _raise_from_child(child.returncode, out, err)
+    said = _last_line(out)
+    if child.returncode:
+        _raise_from_child(child.returncode, said, err)
+    for text in said.get("stale", ()):
+        warnings.warn(text, StaleRecord, stacklevel=6)
+
+
+def _environment_of_child() -> dict[str, str]:
+    """This package is found, and so are the user's records, from another working folder."""
+    package = str(Path(tvm_qopt.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    if records := user_folder():
+        environment[RECORDS] = str(records.absolute())
+    return environment
 
 
 def _communicate(
@@ -282,12 +295,17 @@ def _communicate(
         return child.communicate()
 
 
-def _raise_from_child(code: int, out: str, err: str) -> None:
+def _last_line(out: str) -> dict[str, Any]:
+    """What the child said at its end; nothing where it died before."""
     lines = out.strip().splitlines()
     try:
         said = json.loads(lines[-1]) if lines else {}
     except ValueError:
-        said = {}
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _raise_from_child(code: int, said: dict[str, Any], err: str) -> None:
     kind = getattr(errors, str(said.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, errors.QoptError):
         raise errors.rebuilt(kind, said["message"])
