@@ -344,6 +344,11 @@ DEQUANTIZE: list[tuple[dict[str, Any], str]] = [
     ({"format": "nf4", "codes": CODES.reshape(3, 100)}, r"^codes: expected shape \(300,\)"),
     ({"qmap": QMAP}, "^qmap: expected nothing"),
     ({"format": "codebook8"}, "^qmap: expected an array"),
+    ({"out": np.zeros(301, F32)}, r"^out: expected shape \(300,\), got \(301,\)"),
+    ({"out": np.zeros((20, 15), F32)}, r"^out: expected shape \(300,\), got \(20, 15\)"),
+    ({"out": np.zeros(600, F32)[::2]}, "^out: expected a contiguous"),
+    ({"out": np.zeros(300)}, "^out: expected float32, got float64"),
+    ({"out": 3}, "^out: expected an array"),
 ]
 
 
@@ -352,3 +357,21 @@ def test_bad_input_of_dequantize(changes: dict[str, Any], says: str) -> None:
     good = {"codes": CODES, "scale": SCALE, "format": "dynamic8s"}
     with pytest.raises(QoptError, match=says):
         ops.dequantize(**{**good, **changes})
+
+
+@pytest.mark.parametrize("name", ["dynamic8s", "nf4"])
+def test_results_may_be_written_to_given_arrays(name: str) -> None:
+    x = np.random.default_rng(3).standard_normal((7, 111), dtype=F32)
+    codes, scale = ops.quantize(x, name)
+    out = np.full_like(codes, 7), np.full_like(scale, 7)
+    again = ops.quantize(x, name, out=out)
+    assert again[0] is out[0] and again[1] is out[1]
+    np.testing.assert_array_equal(out[0], codes)
+    np.testing.assert_array_equal(out[1], scale)
+    values = np.full_like(x, 7)
+    assert ops.dequantize(codes, scale, name, shape=x.shape, out=values) is values
+    np.testing.assert_array_equal(values, ops.dequantize(codes, scale, name, shape=x.shape))
+    with pytest.raises(QoptError, match="^out: expected a pair of codes and scale"):
+        ops.quantize(x, name, out=codes)
+    with pytest.raises(QoptError, match="^codes: expected uint8, got float32"):
+        ops.quantize(x, name, out=(x, scale))

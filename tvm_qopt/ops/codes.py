@@ -16,7 +16,9 @@ from tvm_qopt.spec import KernelSpec
 BF16_MINUS_ZERO, BF16_MINUS_INFINITY = 0x8000, 0xFF80
 
 
-def quantize(x: Any, format: str, block_size: int = 256, *, qmap: Any = None) -> tuple[Any, Any]:
+def quantize(
+    x: Any, format: str, block_size: int = 256, *, qmap: Any = None, out: Any = None
+) -> tuple[Any, Any]:
     """The codes of x in a state format, and the scale of each block of its flattened elements.
 
     Parameters
@@ -25,6 +27,7 @@ def quantize(x: Any, format: str, block_size: int = 256, *, qmap: Any = None) ->
     format : a state format with codes, such as "dynamic8s" (`tvm-qopt list`).
     block_size : elements that share a scale, a power of two from 64 to 4096.
     qmap : for "codebook8" its map, 256 ascending float32 levels.
+    out : codes and scale to write, of the shapes below; new ones cost more than the work on a CPU.
 
     Returns codes (uint8: of x's shape, or for 4 bits flat, ceil(n / 2) bytes with the even element
     in the high half) and scale (float32, ceil(n / block_size)), of x's library and device.
@@ -44,8 +47,11 @@ def quantize(x: Any, format: str, block_size: int = 256, *, qmap: Any = None) ->
     view = view_of("x", x)
     param = dtype_of("x", view)
     spec = KernelSpec.of("quantize", format, block_size=block_size, param=param)
-    codes = full_like(x, view.shape if coded.bits == 8 else (_held(view.size),), "uint8", 0)
-    scale = full_like(x, (-(-view.size // block_size),), "float32", 0)
+    if out is None:
+        held = view.shape if coded.bits == 8 else (_held(view.size),)
+        blocks = -(-view.size // block_size)
+        out = full_like(x, held, "uint8", None), full_like(x, (blocks,), "float32", None)
+    codes, scale = _pair(out)
     plan = plan_of(spec, {"param": ("x", x), **_stored(coded, codes, scale, qmap)})
     if not coded.signed and _has_negative(x, view):
         expected = f"no negative value, since {format} has no sign"
@@ -63,6 +69,7 @@ def dequantize(
     shape: Sequence[int] | None = None,
     dtype: str = "float32",
     qmap: Any = None,
+    out: Any = None,
 ) -> Any:
     """The values that `quantize` stored, rounded to a dtype.
 
@@ -71,6 +78,7 @@ def dequantize(
     codes, scale : as `quantize` returns them; read only.
     shape : of the result; by default that of codes, for 4 bits (2 * len(codes),).
     dtype : "float32", "float16" or "bfloat16" (NumPy: its bits as uint16).
+    out : an array of that shape and dtype to write, in place of a new one.
     """
     coded = _format(format, qmap)
     if dtype not in STORAGE:
@@ -78,10 +86,25 @@ def dequantize(
     view = view_of("codes", codes)
     wanted = _shape(shape, view, coded)
     spec = KernelSpec.of("dequantize", format, block_size=block_size, param=dtype)
-    values = full_like(codes, view.shape if coded.bits == 8 else (math.prod(wanted),), dtype, 0)
+    held = view.shape if coded.bits == 8 else (math.prod(wanted),)
+    values = full_like(codes, held, dtype, None) if out is None else _flat(out, wanted, held)
     stored = _stored(coded, codes, scale, qmap)
-    plan_of(spec, {"param": ("result", values), **stored}).step(step=1)
-    return values.reshape(wanted)
+    plan_of(spec, {"param": ("out", values), **stored}).step(step=1)
+    return values.reshape(wanted) if out is None else out
+
+
+def _pair(out: Any) -> tuple[Any, Any]:
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise ShapeMismatch("out", expected="a pair of codes and scale", got=type(out).__name__)
+    return out
+
+
+def _flat(out: Any, wanted: tuple[int, ...], held: tuple[int, ...]) -> Any:
+    """`out`, which must be of the shape wanted, in the shape that the kernel takes."""
+    view = view_of("out", out)
+    if view.shape != wanted:
+        raise ShapeMismatch("out", expected=f"shape {wanted}", got=str(view.shape))
+    return out.reshape(held) if view.contiguous else out  # another is refused with the rest
 
 
 def _format(name: str, qmap: Any) -> StateFormat:

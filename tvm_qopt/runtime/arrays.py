@@ -225,13 +225,15 @@ def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) ->
     return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
 
 
-def full_like(like: Any, shape: Sequence[int], dtype: str, value: float) -> Any:
+def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) -> Any:
     """A new array on the device of `like`, filled with a number: of its library, or of NumPy
-    where that has no more than DLPack and memory on the CPU.
+    where that has no more than DLPack and memory on the CPU.  None: not filled.
 
     NumPy has no bfloat16: there it is bit patterns, uint16 (in which 0 is 0).
     """
     if isinstance(like, np.ndarray):
+        if value is None:
+            return np.empty(shape, "uint16" if dtype == "bfloat16" else dtype)
         if dtype == "bfloat16":
             bits = store(NUMPY, np.full(shape, value, np.float32), dtype)
             return np.asarray(bits, np.uint16)
@@ -239,10 +241,16 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float) -> Any:
     if is_torch(like):
         import torch
 
-        return torch.full(tuple(shape), value, dtype=getattr(torch, dtype), device=like.device)
+        kind, where = getattr(torch, dtype), like.device
+        if value is None:
+            return torch.empty(tuple(shape), dtype=kind, device=where)
+        return torch.full(tuple(shape), value, dtype=kind, device=where)
     if hasattr(like, "__array_namespace__"):
         xp = like.__array_namespace__()
-        return xp.full(tuple(shape), value, dtype=getattr(xp, dtype), device=like.device)
+        kind, where = getattr(xp, dtype), like.device
+        if value is None:
+            return xp.empty(tuple(shape), dtype=kind, device=where)
+        return xp.full(tuple(shape), value, dtype=kind, device=where)
     if view_of("param", like).device[0] in (CPU, CUDA_HOST):
         return full_like(np.empty(0), shape, dtype, value)
     wanted = "on a GPU an array of torch or of the array API"
