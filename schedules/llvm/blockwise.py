@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm_qopt.compiler.schedule import MAIN, SERIAL, TAIL, Placement, schedule
 from tvm_qopt.schedules.common import loops, merge_loops, rfactor_lanes, unroll_inner
 
-LANES = 16  # float32 in 512 bits; LLVM splits a vector into what the CPU has
-UNROLL = 1
+LANES = 64  # LLVM splits a vector into what the CPU has, and interleaves the parts
+UNROLL = 2
 
 
 @schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL), packs=True)
@@ -15,27 +15,29 @@ def blockwise(placement: Placement) -> None:
 
     1. All loops over blocks become one, parallel: a block is one thread's, so results do not
        depend on their number.
-    2. The first sweep decodes, updates, writes the weight and keeps 16 partial maxima a moment;
+    2. The first sweep decodes, updates, writes the weight and keeps `lanes` partial maxima a moment;
        the second scales and encodes.  Stages of one sweep share a loop over vectors, so what
        passes between them lives in registers; between the sweeps the new moments (1 KiB a moment
        at 256) live in L1.
     3. Maxima are of the bit patterns as integers: LLVM may reorder those, and a NaN has no say.
 
-    What bounds it, measured (Zen 4, 512 bits, dynamic8 AdamW): 71 cycles for 16 parameters in
-    cache, 44 in the first sweep and 27 in the second, of some 90 vector operations; at 16 bytes a
-    parameter two threads' memory would allow 27.  The division and the root hide behind the rest.
-    Most of the way there from 127 cycles: look-ups among 16 numbers for what depends on the decade
-    of a code (36), no `x + 1` of integers in the loop (21: LLVM makes it `x - (-1)`, and the
-    all-ones idiom of AVX-512 waits for its register's old value, which chains the iterations),
-    finiteness by products with 0 (10), additions in place of subtractions that become two
-    operations (4).  Tried without effect: buffers on the stack, other offsets between arrays,
-    blocks of 128 or 1024.
+    What bounds it, measured on Zen 4 with AVX-512 for dynamic8 AdamW: arithmetic, some 90 vector
+    operations for 16 parameters at about one a cycle, half in each sweep; two threads' memory would
+    allow 27 cycles at 16 bytes a parameter.  The division and the root hide behind the rest.  From
+    127 cycles (one thread, in cache) to 71, lanes 16: look-ups among 16 numbers for what depends on
+    the decade of a code (-23); no `x + 1` of integers in the loop (-22: LLVM makes it `x - (-1)`,
+    and the all-ones idiom of AVX-512 waits for its register's old value, which chains iterations);
+    finiteness by products with 0 (-10); an addition that can be masked in place of a subtraction
+    that cannot (-4).  With more lanes independent parts interleave: -10 % again, with 64 and 2.
+    Buffers of a block on the stack matter with two threads only (see `realign.on_stack`).  Tried
+    without effect: other offsets between arrays, blocks of 128 or 1024, finiteness by subtraction,
+    a shorter rounding to fp8.
 
     The tail is the same with one element in place of a vector, since its size is not known.
     """
     vector = placement.entry != TAIL
     sch, (reductions,) = placement.sch, placement.reductions
-    lanes = placement.choose("lanes", (16, 32, 64), LANES) if vector else 1
+    lanes = placement.choose("lanes", (8, 16, 32, 64), LANES) if vector else 1
     unroll = placement.choose("unroll", (1, 2, 4), UNROLL) if vector else 1
     partials = [rfactor_lanes(placement, r, lanes) for r in reductions] if vector else reductions
     first, second = placement.elements[0], placement.elements[1]

@@ -34,7 +34,7 @@ def compiled(inputs: te.Tensor, dtype: str, size: int, at: Any, lanes: int) -> t
 
 
 @pytest.mark.skipif(PERMUTES not in host_features(), reason=f"this CPU lacks {PERMUTES}")
-@pytest.mark.parametrize("lanes", [1, 16, 32, 64])
+@pytest.mark.parametrize("lanes", [1, 2, 8, 16, 32, 64])
 def test_a_look_up_among_16_is_a_permutation(lanes: int) -> None:
     index = te.placeholder((N,), "int32", name="index")
     run, assembly = compiled(index, "float32", N, lambda i: permute(TABLE, index[i]), lanes)

@@ -371,7 +371,7 @@ def test_results_may_be_written_to_given_arrays(name: str) -> None:
     values = np.full_like(x, 7)
     assert ops.dequantize(codes, scale, name, shape=x.shape, out=values) is values
     np.testing.assert_array_equal(values, ops.dequantize(codes, scale, name, shape=x.shape))
-    with pytest.raises(QoptError, match="^out: expected a pair of codes and scale"):
+    with pytest.raises(QoptError, match=r"^out: expected a pair of codes and scale"):
         ops.quantize(x, name, out=codes)
-    with pytest.raises(QoptError, match="^codes: expected uint8, got float32"):
+    with pytest.raises(QoptError, match=r"^codes: expected uint8, got float32"):
         ops.quantize(x, name, out=(x, scale))

@@ -55,6 +55,9 @@ def _lower_permute(call: Any) -> Any:
 
     if lanes == 1:  # the short last block
         return _lane(permuted(tirx.Broadcast(index, ENTRIES)), 0)
+    if lanes < ENTRIES:
+        wide = permuted(tirx.Shuffle([index] * (ENTRIES // lanes), list(range(ENTRIES))))
+        return tirx.Shuffle([wide], list(range(lanes)))
     firsts = range(0, lanes, ENTRIES)
     parts = [permuted(tirx.Shuffle([index], list(range(i, i + ENTRIES)))) for i in firsts]
     return tirx.Shuffle(parts, list(range(lanes)))

@@ -52,199 +52,200 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
     exp_avg_sq_encode_w = T.sblock_alloc_buffer((nb, T.int64(256)), "int32")
     param_old = T.sblock_alloc_buffer((nb, T.int64(256)))
     param_new = T.sblock_alloc_buffer((nb, T.int64(256)))
-    exp_avg_absmax_rf = T.sblock_alloc_buffer((nb, T.int64(16)), "int32")
-    exp_avg_sq_absmax_rf = T.sblock_alloc_buffer((nb, T.int64(16)), "int32")
-    nonfinite_sum_rf = T.sblock_alloc_buffer((nb, T.int64(16)), "int32")
+    exp_avg_absmax_rf = T.sblock_alloc_buffer((nb, T.int64(64)), "int32")
+    exp_avg_sq_absmax_rf = T.sblock_alloc_buffer((nb, T.int64(64)), "int32")
+    nonfinite_sum_rf = T.sblock_alloc_buffer((nb, T.int64(64)), "int32")
     for b_m_m in T.parallel(nb):
-        for exp_avg_absmax_k_1_init in T.vectorized(T.int64(16)):
+        for exp_avg_absmax_k_1_init in T.vectorized(T.int64(64)):
             with T.sblock("exp_avg_absmax_rf_init"):
-                vexp_avg_absmax_k_1 = T.axis.spatial(T.int64(16), exp_avg_absmax_k_1_init)
+                vexp_avg_absmax_k_1 = T.axis.spatial(T.int64(64), exp_avg_absmax_k_1_init)
                 v_b = T.axis.spatial(nb, b_m_m)
                 T.reads()
                 T.writes(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1])
                 exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1] = -2147483648
-        for exp_avg_sq_absmax_k_1_init in T.vectorized(T.int64(16)):
+        for exp_avg_sq_absmax_k_1_init in T.vectorized(T.int64(64)):
             with T.sblock("exp_avg_sq_absmax_rf_init"):
-                vexp_avg_sq_absmax_k_1 = T.axis.spatial(T.int64(16), exp_avg_sq_absmax_k_1_init)
+                vexp_avg_sq_absmax_k_1 = T.axis.spatial(T.int64(64), exp_avg_sq_absmax_k_1_init)
                 v_b = T.axis.spatial(nb, b_m_m)
                 T.reads()
                 T.writes(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1])
                 exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1] = -2147483648
-        for nonfinite_sum_k_1_init in T.vectorized(T.int64(16)):
+        for nonfinite_sum_k_1_init in T.vectorized(T.int64(64)):
             with T.sblock("nonfinite_sum_rf_init"):
-                vnonfinite_sum_k_1 = T.axis.spatial(T.int64(16), nonfinite_sum_k_1_init)
+                vnonfinite_sum_k_1 = T.axis.spatial(T.int64(64), nonfinite_sum_k_1_init)
                 v_b = T.axis.spatial(nb, b_m_m)
                 T.reads()
                 T.writes(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1])
                 nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = 0
-        for i_0_m in range(T.int64(16)):
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_decode_offset"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_codes[v_b, v_i])
-                    T.writes(exp_avg_sq_decode_offset[v_b, v_i])
-                    exp_avg_sq_decode_offset[v_b, v_i] = T.Cast("float32", T.Cast("int32", exp_avg_sq_codes[v_b, v_i]) + 1)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_decode_w"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_decode_offset[v_b, v_i])
-                    T.writes(exp_avg_sq_decode_w[v_b, v_i])
-                    exp_avg_sq_decode_w[v_b, v_i] = exp_avg_sq_decode_offset[v_b, v_i]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_decode_times5"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_decode_w[v_b, v_i])
-                    T.writes(exp_avg_sq_decode_times5[v_b, v_i])
-                    exp_avg_sq_decode_times5[v_b, v_i] = exp_avg_sq_decode_w[v_b, v_i] * T.float32(9.0) + T.float32(4.5) - T.reinterpret("float32", T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 2139095040) * T.float32(8.0)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_decode_times25"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_decode_w[v_b, v_i], exp_avg_sq_decode_times5[v_b, v_i])
-                    T.writes(exp_avg_sq_decode_times25[v_b, v_i])
-                    exp_avg_sq_decode_times25[v_b, v_i] = T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 8388608 == 0, exp_avg_sq_decode_times5[v_b, v_i], exp_avg_sq_decode_times5[v_b, v_i] * T.float32(5.0))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_old"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_decode_w[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_scale[v_b])
-                    T.writes(exp_avg_sq_old[v_b, v_i])
-                    exp_avg_sq_old[v_b, v_i] = T.Select(exp_avg_sq_decode_w[v_b, v_i] == T.float32(1.0), T.float32(0.0), T.min(T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 16777216 == 0, exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i] * T.float32(25.0)) * T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 33554432 == 0, T.float32(4.9999999999999998e-08), T.float32(3.1250000000000001e-05)), T.float32(1.0))) * exp_avg_sq_scale[v_b]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("grad_scaled"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(grad[v_b, v_i], hyper[T.int64(0)])
-                    T.writes(grad_scaled[v_b, v_i])
-                    grad_scaled[v_b, v_i] = grad[v_b, v_i] * hyper[T.int64(0)]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_new"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(exp_avg_sq_new[v_b, v_i])
-                    exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_decode_offset"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_codes[v_b, v_i])
-                    T.writes(exp_avg_decode_offset[v_b, v_i])
-                    exp_avg_decode_offset[v_b, v_i] = T.Cast("float32", T.Cast("int32", exp_avg_codes[v_b, v_i]) - 127)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_decode_w"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_decode_offset[v_b, v_i])
-                    T.writes(exp_avg_decode_w[v_b, v_i])
-                    exp_avg_decode_w[v_b, v_i] = T.fabs(exp_avg_decode_offset[v_b, v_i]) * T.float32(2.0)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_decode_times5"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_decode_w[v_b, v_i])
-                    T.writes(exp_avg_decode_times5[v_b, v_i])
-                    exp_avg_decode_times5[v_b, v_i] = exp_avg_decode_w[v_b, v_i] * T.float32(9.0) + T.float32(9.0) - T.reinterpret("float32", T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 2139095040) * T.float32(8.0)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_decode_times25"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_decode_w[v_b, v_i], exp_avg_decode_times5[v_b, v_i])
-                    T.writes(exp_avg_decode_times25[v_b, v_i])
-                    exp_avg_decode_times25[v_b, v_i] = T.Select(T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 8388608 == 0, exp_avg_decode_times5[v_b, v_i], exp_avg_decode_times5[v_b, v_i] * T.float32(5.0))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_decode_magnitude"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_decode_w[v_b, v_i], exp_avg_decode_times25[v_b, v_i])
-                    T.writes(exp_avg_decode_magnitude[v_b, v_i])
-                    exp_avg_decode_magnitude[v_b, v_i] = T.Select(exp_avg_decode_w[v_b, v_i] == T.float32(0.0), T.float32(0.0), T.min(T.Select(T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 16777216 == 0, exp_avg_decode_times25[v_b, v_i], exp_avg_decode_times25[v_b, v_i] * T.float32(25.0)) * T.Select(T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 33554432 == 0, T.float32(4.9999999999999998e-08), T.float32(3.1250000000000001e-05)), T.float32(1.0)))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_old"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_decode_offset[v_b, v_i], exp_avg_decode_magnitude[v_b, v_i], exp_avg_scale[v_b])
-                    T.writes(exp_avg_old[v_b, v_i])
-                    exp_avg_old[v_b, v_i] = T.Select(exp_avg_decode_offset[v_b, v_i] < T.float32(0.0), exp_avg_decode_magnitude[v_b, v_i] * T.float32(-1.0), exp_avg_decode_magnitude[v_b, v_i]) * exp_avg_scale[v_b]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_new"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(exp_avg_new[v_b, v_i])
-                    exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("finite_zero"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
-                    T.writes(finite_zero[v_b, v_i])
-                    finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_kept"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(finite_zero[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
-                    T.writes(exp_avg_kept[v_b, v_i])
-                    exp_avg_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_kept"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(finite_zero[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
-                    T.writes(exp_avg_sq_kept[v_b, v_i])
-                    exp_avg_sq_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("param_old"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(param[v_b, v_i])
-                    T.writes(param_old[v_b, v_i])
-                    param_old[v_b, v_i] = param[v_b, v_i]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("param_new"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
-                    T.writes(param_new[v_b, v_i])
-                    param_new[v_b, v_i] = param_old[v_b, v_i] * hyper[T.int64(7)] - hyper[T.int64(5)] * exp_avg_new[v_b, v_i] / (T.sqrt(exp_avg_sq_new[v_b, v_i]) + hyper[T.int64(6)])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("param_out"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(finite_zero[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
-                    T.writes(param[v_b, v_i])
-                    param[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), param_new[v_b, v_i], param[v_b, v_i])
-            for exp_avg_absmax_k_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_absmax_rf_update"):
-                    vexp_avg_absmax_k_1 = T.axis.spatial(T.int64(16), exp_avg_absmax_k_1)
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    vexp_avg_absmax_k_0 = T.axis.reduce(T.int64(16), i_0_m)
-                    T.reads(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1], exp_avg_kept[v_b, vexp_avg_absmax_k_0 * T.int64(16) + vexp_avg_absmax_k_1])
-                    T.writes(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1])
-                    exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1] = T.max(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1], T.reinterpret("int32", exp_avg_kept[v_b, vexp_avg_absmax_k_0 * T.int64(16) + vexp_avg_absmax_k_1]) & 2147483647)
-            for exp_avg_sq_absmax_k_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_absmax_rf_update"):
-                    vexp_avg_sq_absmax_k_1 = T.axis.spatial(T.int64(16), exp_avg_sq_absmax_k_1)
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    vexp_avg_sq_absmax_k_0 = T.axis.reduce(T.int64(16), i_0_m)
-                    T.reads(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1], exp_avg_sq_kept[v_b, vexp_avg_sq_absmax_k_0 * T.int64(16) + vexp_avg_sq_absmax_k_1])
-                    T.writes(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1])
-                    exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1] = T.max(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1], T.reinterpret("int32", exp_avg_sq_kept[v_b, vexp_avg_sq_absmax_k_0 * T.int64(16) + vexp_avg_sq_absmax_k_1]) & 2147483647)
-            for nonfinite_sum_k_1 in T.vectorized(T.int64(16)):
-                with T.sblock("nonfinite_sum_rf_update"):
-                    vnonfinite_sum_k_1 = T.axis.spatial(T.int64(16), nonfinite_sum_k_1)
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    vnonfinite_sum_k_0 = T.axis.reduce(T.int64(16), i_0_m)
-                    T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1], finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1])
-                    T.writes(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1])
-                    nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] + T.Select(finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(16) + vnonfinite_sum_k_1] == T.float32(0.0), 0, 1)
-        for ax0 in range(T.int64(16)):
+        for i_0_m_0 in range(T.int64(2)):
+            for i_0_m_1 in T.unroll(T.int64(2)):
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_decode_offset"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_codes[v_b, v_i])
+                        T.writes(exp_avg_sq_decode_offset[v_b, v_i])
+                        exp_avg_sq_decode_offset[v_b, v_i] = T.Cast("float32", T.Cast("int32", exp_avg_sq_codes[v_b, v_i]) + 1)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_decode_w"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_decode_offset[v_b, v_i])
+                        T.writes(exp_avg_sq_decode_w[v_b, v_i])
+                        exp_avg_sq_decode_w[v_b, v_i] = exp_avg_sq_decode_offset[v_b, v_i]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_decode_times5"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_decode_w[v_b, v_i])
+                        T.writes(exp_avg_sq_decode_times5[v_b, v_i])
+                        exp_avg_sq_decode_times5[v_b, v_i] = exp_avg_sq_decode_w[v_b, v_i] * T.float32(9.0) + T.float32(4.5) - T.reinterpret("float32", T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 2139095040) * T.float32(8.0)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_decode_times25"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_decode_w[v_b, v_i], exp_avg_sq_decode_times5[v_b, v_i])
+                        T.writes(exp_avg_sq_decode_times25[v_b, v_i])
+                        exp_avg_sq_decode_times25[v_b, v_i] = T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 8388608 == 0, exp_avg_sq_decode_times5[v_b, v_i], exp_avg_sq_decode_times5[v_b, v_i] * T.float32(5.0))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_old"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_decode_w[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_scale[v_b])
+                        T.writes(exp_avg_sq_old[v_b, v_i])
+                        exp_avg_sq_old[v_b, v_i] = T.Select(exp_avg_sq_decode_w[v_b, v_i] == T.float32(1.0), T.float32(0.0), T.min(T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 16777216 == 0, exp_avg_sq_decode_times25[v_b, v_i], exp_avg_sq_decode_times25[v_b, v_i] * T.float32(25.0)) * T.Select(T.reinterpret("int32", exp_avg_sq_decode_w[v_b, v_i]) & 33554432 == 0, T.float32(4.9999999999999998e-08), T.float32(3.1250000000000001e-05)), T.float32(1.0))) * exp_avg_sq_scale[v_b]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("grad_scaled"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(grad[v_b, v_i], hyper[T.int64(0)])
+                        T.writes(grad_scaled[v_b, v_i])
+                        grad_scaled[v_b, v_i] = grad[v_b, v_i] * hyper[T.int64(0)]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_new"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(hyper[T.int64(3):T.int64(5)], exp_avg_sq_old[v_b, v_i], grad_scaled[v_b, v_i])
+                        T.writes(exp_avg_sq_new[v_b, v_i])
+                        exp_avg_sq_new[v_b, v_i] = hyper[T.int64(3)] * exp_avg_sq_old[v_b, v_i] + hyper[T.int64(4)] * (grad_scaled[v_b, v_i] * grad_scaled[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_decode_offset"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_codes[v_b, v_i])
+                        T.writes(exp_avg_decode_offset[v_b, v_i])
+                        exp_avg_decode_offset[v_b, v_i] = T.Cast("float32", T.Cast("int32", exp_avg_codes[v_b, v_i]) - 127)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_decode_w"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_decode_offset[v_b, v_i])
+                        T.writes(exp_avg_decode_w[v_b, v_i])
+                        exp_avg_decode_w[v_b, v_i] = T.fabs(exp_avg_decode_offset[v_b, v_i]) * T.float32(2.0)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_decode_times5"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_decode_w[v_b, v_i])
+                        T.writes(exp_avg_decode_times5[v_b, v_i])
+                        exp_avg_decode_times5[v_b, v_i] = exp_avg_decode_w[v_b, v_i] * T.float32(9.0) + T.float32(9.0) - T.reinterpret("float32", T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 2139095040) * T.float32(8.0)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_decode_times25"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_decode_w[v_b, v_i], exp_avg_decode_times5[v_b, v_i])
+                        T.writes(exp_avg_decode_times25[v_b, v_i])
+                        exp_avg_decode_times25[v_b, v_i] = T.Select(T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 8388608 == 0, exp_avg_decode_times5[v_b, v_i], exp_avg_decode_times5[v_b, v_i] * T.float32(5.0))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_decode_magnitude"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_decode_w[v_b, v_i], exp_avg_decode_times25[v_b, v_i])
+                        T.writes(exp_avg_decode_magnitude[v_b, v_i])
+                        exp_avg_decode_magnitude[v_b, v_i] = T.Select(exp_avg_decode_w[v_b, v_i] == T.float32(0.0), T.float32(0.0), T.min(T.Select(T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 16777216 == 0, exp_avg_decode_times25[v_b, v_i], exp_avg_decode_times25[v_b, v_i] * T.float32(25.0)) * T.Select(T.reinterpret("int32", exp_avg_decode_w[v_b, v_i]) & 33554432 == 0, T.float32(4.9999999999999998e-08), T.float32(3.1250000000000001e-05)), T.float32(1.0)))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_old"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_decode_offset[v_b, v_i], exp_avg_decode_magnitude[v_b, v_i], exp_avg_scale[v_b])
+                        T.writes(exp_avg_old[v_b, v_i])
+                        exp_avg_old[v_b, v_i] = T.Select(exp_avg_decode_offset[v_b, v_i] < T.float32(0.0), exp_avg_decode_magnitude[v_b, v_i] * T.float32(-1.0), exp_avg_decode_magnitude[v_b, v_i]) * exp_avg_scale[v_b]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_new"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
+                        T.writes(exp_avg_new[v_b, v_i])
+                        exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("finite_zero"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
+                        T.writes(finite_zero[v_b, v_i])
+                        finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_kept"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(finite_zero[v_b, v_i], exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
+                        T.writes(exp_avg_kept[v_b, v_i])
+                        exp_avg_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_new[v_b, v_i], exp_avg_old[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_kept"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(finite_zero[v_b, v_i], exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
+                        T.writes(exp_avg_sq_kept[v_b, v_i])
+                        exp_avg_sq_kept[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), exp_avg_sq_new[v_b, v_i], exp_avg_sq_old[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("param_old"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(param[v_b, v_i])
+                        T.writes(param_old[v_b, v_i])
+                        param_old[v_b, v_i] = param[v_b, v_i]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("param_new"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
+                        T.writes(param_new[v_b, v_i])
+                        param_new[v_b, v_i] = param_old[v_b, v_i] * hyper[T.int64(7)] - hyper[T.int64(5)] * exp_avg_new[v_b, v_i] / (T.sqrt(exp_avg_sq_new[v_b, v_i]) + hyper[T.int64(6)])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("param_out"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(finite_zero[v_b, v_i], param_new[v_b, v_i], param[v_b, v_i])
+                        T.writes(param[v_b, v_i])
+                        param[v_b, v_i] = T.Select(finite_zero[v_b, v_i] == T.float32(0.0), param_new[v_b, v_i], param[v_b, v_i])
+                for exp_avg_absmax_k_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_absmax_rf_update"):
+                        vexp_avg_absmax_k_1 = T.axis.spatial(T.int64(64), exp_avg_absmax_k_1)
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        vexp_avg_absmax_k_0 = T.axis.reduce(T.int64(4), i_0_m_0 * T.int64(2) + i_0_m_1)
+                        T.reads(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1], exp_avg_kept[v_b, vexp_avg_absmax_k_0 * T.int64(64) + vexp_avg_absmax_k_1])
+                        T.writes(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1])
+                        exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1] = T.max(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1], T.reinterpret("int32", exp_avg_kept[v_b, vexp_avg_absmax_k_0 * T.int64(64) + vexp_avg_absmax_k_1]) & 2147483647)
+                for exp_avg_sq_absmax_k_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_absmax_rf_update"):
+                        vexp_avg_sq_absmax_k_1 = T.axis.spatial(T.int64(64), exp_avg_sq_absmax_k_1)
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        vexp_avg_sq_absmax_k_0 = T.axis.reduce(T.int64(4), i_0_m_0 * T.int64(2) + i_0_m_1)
+                        T.reads(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1], exp_avg_sq_kept[v_b, vexp_avg_sq_absmax_k_0 * T.int64(64) + vexp_avg_sq_absmax_k_1])
+                        T.writes(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1])
+                        exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1] = T.max(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1], T.reinterpret("int32", exp_avg_sq_kept[v_b, vexp_avg_sq_absmax_k_0 * T.int64(64) + vexp_avg_sq_absmax_k_1]) & 2147483647)
+                for nonfinite_sum_k_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("nonfinite_sum_rf_update"):
+                        vnonfinite_sum_k_1 = T.axis.spatial(T.int64(64), nonfinite_sum_k_1)
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        vnonfinite_sum_k_0 = T.axis.reduce(T.int64(4), i_0_m_0 * T.int64(2) + i_0_m_1)
+                        T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1], finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(64) + vnonfinite_sum_k_1])
+                        T.writes(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1])
+                        nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] = nonfinite_sum_rf[v_b, vnonfinite_sum_k_1] + T.Select(finite_zero[v_b, vnonfinite_sum_k_0 * T.int64(64) + vnonfinite_sum_k_1] == T.float32(0.0), 0, 1)
+        for ax0 in range(T.int64(64)):
             with T.sblock("exp_avg_absmax"):
-                vexp_avg_absmax_k_1 = T.axis.reduce(T.int64(16), ax0)
+                vexp_avg_absmax_k_1 = T.axis.reduce(T.int64(64), ax0)
                 v_b = T.axis.spatial(nb, b_m_m)
                 T.reads(exp_avg_absmax_rf[v_b, vexp_avg_absmax_k_1])
                 T.writes(exp_avg_absmax[v_b])
@@ -256,9 +257,9 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
             T.reads(exp_avg_absmax[v_b])
             T.writes(exp_avg_scale[v_b])
             exp_avg_scale[v_b] = T.reinterpret("float32", exp_avg_absmax[v_b])
-        for ax0 in range(T.int64(16)):
+        for ax0 in range(T.int64(64)):
             with T.sblock("exp_avg_sq_absmax"):
-                vexp_avg_sq_absmax_k_1 = T.axis.reduce(T.int64(16), ax0)
+                vexp_avg_sq_absmax_k_1 = T.axis.reduce(T.int64(64), ax0)
                 v_b = T.axis.spatial(nb, b_m_m)
                 T.reads(exp_avg_sq_absmax_rf[v_b, vexp_avg_sq_absmax_k_1])
                 T.writes(exp_avg_sq_absmax[v_b])
@@ -270,9 +271,9 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
             T.reads(exp_avg_sq_absmax[v_b])
             T.writes(exp_avg_sq_scale[v_b])
             exp_avg_sq_scale[v_b] = T.reinterpret("float32", exp_avg_sq_absmax[v_b])
-        for ax0 in range(T.int64(16)):
+        for ax0 in range(T.int64(64)):
             with T.sblock("nonfinite_sum"):
-                vnonfinite_sum_k_1 = T.axis.reduce(T.int64(16), ax0)
+                vnonfinite_sum_k_1 = T.axis.reduce(T.int64(64), ax0)
                 v_b = T.axis.spatial(nb, b_m_m)
                 T.reads(nonfinite_sum_rf[v_b, vnonfinite_sum_k_1])
                 T.writes(nonfinite_sum[v_b])
@@ -304,151 +305,152 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
             T.reads(exp_avg_sq_absmax[v_b], exp_avg_sq_shift[v_b])
             T.writes(exp_avg_sq_inverse[v_b])
             exp_avg_sq_inverse[v_b] = T.Select(T.reinterpret("float32", exp_avg_sq_absmax[v_b]) == T.float32(0.0), T.float32(0.0), T.float32(1.0) / (T.reinterpret("float32", exp_avg_sq_absmax[v_b]) * exp_avg_sq_shift[v_b]))
-        for i_0_m in range(T.int64(16)):
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_unit"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_kept[v_b, v_i], exp_avg_shift[v_b], exp_avg_inverse[v_b])
-                    T.writes(exp_avg_unit[v_b, v_i])
-                    exp_avg_unit[v_b, v_i] = exp_avg_kept[v_b, v_i] * exp_avg_shift[v_b] * exp_avg_inverse[v_b]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_y4"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_unit[v_b, v_i])
-                    T.writes(exp_avg_encode_y4[v_b, v_i])
-                    exp_avg_encode_y4[v_b, v_i] = T.Select(T.fabs(exp_avg_unit[v_b, v_i]) < T.float32(9.9999899999999998e-05), T.fabs(exp_avg_unit[v_b, v_i]) * T.float32(10000.0), T.fabs(exp_avg_unit[v_b, v_i]))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_y2"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_encode_y4[v_b, v_i])
-                    T.writes(exp_avg_encode_y2[v_b, v_i])
-                    exp_avg_encode_y2[v_b, v_i] = T.Select(exp_avg_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_encode_y4[v_b, v_i] * T.float32(100.0), exp_avg_encode_y4[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_y1"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_encode_y2[v_b, v_i])
-                    T.writes(exp_avg_encode_y1[v_b, v_i])
-                    exp_avg_encode_y1[v_b, v_i] = T.Select(exp_avg_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_encode_y2[v_b, v_i] * T.float32(10.0), exp_avg_encode_y2[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_n4"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_unit[v_b, v_i])
-                    T.writes(exp_avg_encode_n4[v_b, v_i])
-                    exp_avg_encode_n4[v_b, v_i] = T.Select(T.fabs(exp_avg_unit[v_b, v_i]) < T.float32(9.9999899999999998e-05), T.float32(4.0), T.float32(64.0))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_n2"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_encode_y4[v_b, v_i], exp_avg_encode_n4[v_b, v_i])
-                    T.writes(exp_avg_encode_n2[v_b, v_i])
-                    exp_avg_encode_n2[v_b, v_i] = T.Select(exp_avg_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_encode_n4[v_b, v_i] * T.float32(0.25), exp_avg_encode_n4[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_n1"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_encode_y2[v_b, v_i], exp_avg_encode_n2[v_b, v_i])
-                    T.writes(exp_avg_encode_n1[v_b, v_i])
-                    exp_avg_encode_n1[v_b, v_i] = T.Select(exp_avg_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_encode_n2[v_b, v_i] * T.float32(0.5), exp_avg_encode_n2[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_k"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_encode_y1[v_b, v_i], exp_avg_encode_n1[v_b, v_i])
-                    T.writes(exp_avg_encode_k[v_b, v_i])
-                    exp_avg_encode_k[v_b, v_i] = (exp_avg_encode_y1[v_b, v_i] * T.float32(10.0) - T.float32(1.0)) * exp_avg_encode_n1[v_b, v_i] * T.float32(0.1111111111111111)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_w"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_encode_k[v_b, v_i], exp_avg_encode_n1[v_b, v_i])
-                    T.writes(exp_avg_encode_w[v_b, v_i])
-                    exp_avg_encode_w[v_b, v_i] = T.Select(exp_avg_encode_k[v_b, v_i] < T.float32(0.20000000000000001), T.Cast("int32", exp_avg_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_encode_n1[v_b, v_i]) - 1, T.Cast("int32", exp_avg_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_encode_n1[v_b, v_i]))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_encode_magnitude"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_unit[v_b, v_i], exp_avg_encode_w[v_b, v_i])
-                    T.writes(exp_avg_encode_magnitude[v_b, v_i])
-                    exp_avg_encode_magnitude[v_b, v_i] = T.Select(T.fabs(exp_avg_unit[v_b, v_i]) <= T.float32(2.7500000000000001e-07), 0, T.Select(T.float32(0.99648437499999998) < T.fabs(exp_avg_unit[v_b, v_i]), 128, T.max(exp_avg_encode_w[v_b, v_i], 1)))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_codes_out"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_unit[v_b, v_i], exp_avg_encode_magnitude[v_b, v_i])
-                    T.writes(exp_avg_codes[v_b, v_i])
-                    exp_avg_codes[v_b, v_i] = T.Cast("uint8", T.Select(exp_avg_unit[v_b, v_i] < T.float32(0.0), T.max(127 - exp_avg_encode_magnitude[v_b, v_i], 0), exp_avg_encode_magnitude[v_b, v_i] + 127))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_unit"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_kept[v_b, v_i], exp_avg_sq_shift[v_b], exp_avg_sq_inverse[v_b])
-                    T.writes(exp_avg_sq_unit[v_b, v_i])
-                    exp_avg_sq_unit[v_b, v_i] = exp_avg_sq_kept[v_b, v_i] * exp_avg_sq_shift[v_b] * exp_avg_sq_inverse[v_b]
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_y4"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_unit[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_y4[v_b, v_i])
-                    exp_avg_sq_encode_y4[v_b, v_i] = T.Select(exp_avg_sq_unit[v_b, v_i] < T.float32(9.9999899999999998e-05), exp_avg_sq_unit[v_b, v_i] * T.float32(10000.0), exp_avg_sq_unit[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_y2"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_encode_y4[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_y2[v_b, v_i])
-                    exp_avg_sq_encode_y2[v_b, v_i] = T.Select(exp_avg_sq_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_sq_encode_y4[v_b, v_i] * T.float32(100.0), exp_avg_sq_encode_y4[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_y1"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_encode_y2[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_y1[v_b, v_i])
-                    exp_avg_sq_encode_y1[v_b, v_i] = T.Select(exp_avg_sq_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_sq_encode_y2[v_b, v_i] * T.float32(10.0), exp_avg_sq_encode_y2[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_n4"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_unit[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_n4[v_b, v_i])
-                    exp_avg_sq_encode_n4[v_b, v_i] = T.Select(exp_avg_sq_unit[v_b, v_i] < T.float32(9.9999899999999998e-05), T.float32(8.0), T.float32(128.0))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_n2"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_encode_y4[v_b, v_i], exp_avg_sq_encode_n4[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_n2[v_b, v_i])
-                    exp_avg_sq_encode_n2[v_b, v_i] = T.Select(exp_avg_sq_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_sq_encode_n4[v_b, v_i] * T.float32(0.25), exp_avg_sq_encode_n4[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_n1"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_encode_y2[v_b, v_i], exp_avg_sq_encode_n2[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_n1[v_b, v_i])
-                    exp_avg_sq_encode_n1[v_b, v_i] = T.Select(exp_avg_sq_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_sq_encode_n2[v_b, v_i] * T.float32(0.5), exp_avg_sq_encode_n2[v_b, v_i])
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_k"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_encode_y1[v_b, v_i], exp_avg_sq_encode_n1[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_k[v_b, v_i])
-                    exp_avg_sq_encode_k[v_b, v_i] = (exp_avg_sq_encode_y1[v_b, v_i] * T.float32(10.0) - T.float32(1.0)) * exp_avg_sq_encode_n1[v_b, v_i] * T.float32(0.1111111111111111)
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_encode_w"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_encode_k[v_b, v_i], exp_avg_sq_encode_n1[v_b, v_i])
-                    T.writes(exp_avg_sq_encode_w[v_b, v_i])
-                    exp_avg_sq_encode_w[v_b, v_i] = T.Select(exp_avg_sq_encode_k[v_b, v_i] < T.float32(0.20000000000000001), T.Cast("int32", exp_avg_sq_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_sq_encode_n1[v_b, v_i]) - 1, T.Cast("int32", exp_avg_sq_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_sq_encode_n1[v_b, v_i]))
-            for i_1 in T.vectorized(T.int64(16)):
-                with T.sblock("exp_avg_sq_codes_out"):
-                    v_b = T.axis.spatial(nb, b_m_m)
-                    v_i = T.axis.spatial(T.int64(256), i_0_m * T.int64(16) + i_1)
-                    T.reads(exp_avg_sq_unit[v_b, v_i], exp_avg_sq_encode_w[v_b, v_i])
-                    T.writes(exp_avg_sq_codes[v_b, v_i])
-                    exp_avg_sq_codes[v_b, v_i] = T.Cast("uint8", T.Select(exp_avg_sq_unit[v_b, v_i] <= T.float32(1.6250000000000001e-07), 1, T.Select(T.float32(0.99824218750000004) < exp_avg_sq_unit[v_b, v_i], 256, T.max(exp_avg_sq_encode_w[v_b, v_i], 2))) - 1)
+        for i_0_m_0 in range(T.int64(2)):
+            for i_0_m_1 in T.unroll(T.int64(2)):
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_unit"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_kept[v_b, v_i], exp_avg_shift[v_b], exp_avg_inverse[v_b])
+                        T.writes(exp_avg_unit[v_b, v_i])
+                        exp_avg_unit[v_b, v_i] = exp_avg_kept[v_b, v_i] * exp_avg_shift[v_b] * exp_avg_inverse[v_b]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_y4"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_unit[v_b, v_i])
+                        T.writes(exp_avg_encode_y4[v_b, v_i])
+                        exp_avg_encode_y4[v_b, v_i] = T.Select(T.fabs(exp_avg_unit[v_b, v_i]) < T.float32(9.9999899999999998e-05), T.fabs(exp_avg_unit[v_b, v_i]) * T.float32(10000.0), T.fabs(exp_avg_unit[v_b, v_i]))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_y2"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_encode_y4[v_b, v_i])
+                        T.writes(exp_avg_encode_y2[v_b, v_i])
+                        exp_avg_encode_y2[v_b, v_i] = T.Select(exp_avg_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_encode_y4[v_b, v_i] * T.float32(100.0), exp_avg_encode_y4[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_y1"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_encode_y2[v_b, v_i])
+                        T.writes(exp_avg_encode_y1[v_b, v_i])
+                        exp_avg_encode_y1[v_b, v_i] = T.Select(exp_avg_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_encode_y2[v_b, v_i] * T.float32(10.0), exp_avg_encode_y2[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_n4"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_unit[v_b, v_i])
+                        T.writes(exp_avg_encode_n4[v_b, v_i])
+                        exp_avg_encode_n4[v_b, v_i] = T.Select(T.fabs(exp_avg_unit[v_b, v_i]) < T.float32(9.9999899999999998e-05), T.float32(4.0), T.float32(64.0))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_n2"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_encode_y4[v_b, v_i], exp_avg_encode_n4[v_b, v_i])
+                        T.writes(exp_avg_encode_n2[v_b, v_i])
+                        exp_avg_encode_n2[v_b, v_i] = T.Select(exp_avg_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_encode_n4[v_b, v_i] * T.float32(0.25), exp_avg_encode_n4[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_n1"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_encode_y2[v_b, v_i], exp_avg_encode_n2[v_b, v_i])
+                        T.writes(exp_avg_encode_n1[v_b, v_i])
+                        exp_avg_encode_n1[v_b, v_i] = T.Select(exp_avg_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_encode_n2[v_b, v_i] * T.float32(0.5), exp_avg_encode_n2[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_k"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_encode_y1[v_b, v_i], exp_avg_encode_n1[v_b, v_i])
+                        T.writes(exp_avg_encode_k[v_b, v_i])
+                        exp_avg_encode_k[v_b, v_i] = (exp_avg_encode_y1[v_b, v_i] * T.float32(10.0) - T.float32(1.0)) * exp_avg_encode_n1[v_b, v_i] * T.float32(0.1111111111111111)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_w"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_encode_k[v_b, v_i], exp_avg_encode_n1[v_b, v_i])
+                        T.writes(exp_avg_encode_w[v_b, v_i])
+                        exp_avg_encode_w[v_b, v_i] = T.Select(exp_avg_encode_k[v_b, v_i] < T.float32(0.20000000000000001), T.Cast("int32", exp_avg_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_encode_n1[v_b, v_i]) - 1, T.Cast("int32", exp_avg_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_encode_n1[v_b, v_i]))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_encode_magnitude"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_unit[v_b, v_i], exp_avg_encode_w[v_b, v_i])
+                        T.writes(exp_avg_encode_magnitude[v_b, v_i])
+                        exp_avg_encode_magnitude[v_b, v_i] = T.Select(T.fabs(exp_avg_unit[v_b, v_i]) <= T.float32(2.7500000000000001e-07), 0, T.Select(T.float32(0.99648437499999998) < T.fabs(exp_avg_unit[v_b, v_i]), 128, T.max(exp_avg_encode_w[v_b, v_i], 1)))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_codes_out"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_unit[v_b, v_i], exp_avg_encode_magnitude[v_b, v_i])
+                        T.writes(exp_avg_codes[v_b, v_i])
+                        exp_avg_codes[v_b, v_i] = T.Cast("uint8", T.Select(exp_avg_unit[v_b, v_i] < T.float32(0.0), T.max(127 - exp_avg_encode_magnitude[v_b, v_i], 0), exp_avg_encode_magnitude[v_b, v_i] + 127))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_unit"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_kept[v_b, v_i], exp_avg_sq_shift[v_b], exp_avg_sq_inverse[v_b])
+                        T.writes(exp_avg_sq_unit[v_b, v_i])
+                        exp_avg_sq_unit[v_b, v_i] = exp_avg_sq_kept[v_b, v_i] * exp_avg_sq_shift[v_b] * exp_avg_sq_inverse[v_b]
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_y4"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_unit[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_y4[v_b, v_i])
+                        exp_avg_sq_encode_y4[v_b, v_i] = T.Select(exp_avg_sq_unit[v_b, v_i] < T.float32(9.9999899999999998e-05), exp_avg_sq_unit[v_b, v_i] * T.float32(10000.0), exp_avg_sq_unit[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_y2"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_encode_y4[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_y2[v_b, v_i])
+                        exp_avg_sq_encode_y2[v_b, v_i] = T.Select(exp_avg_sq_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_sq_encode_y4[v_b, v_i] * T.float32(100.0), exp_avg_sq_encode_y4[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_y1"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_encode_y2[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_y1[v_b, v_i])
+                        exp_avg_sq_encode_y1[v_b, v_i] = T.Select(exp_avg_sq_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_sq_encode_y2[v_b, v_i] * T.float32(10.0), exp_avg_sq_encode_y2[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_n4"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_unit[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_n4[v_b, v_i])
+                        exp_avg_sq_encode_n4[v_b, v_i] = T.Select(exp_avg_sq_unit[v_b, v_i] < T.float32(9.9999899999999998e-05), T.float32(8.0), T.float32(128.0))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_n2"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_encode_y4[v_b, v_i], exp_avg_sq_encode_n4[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_n2[v_b, v_i])
+                        exp_avg_sq_encode_n2[v_b, v_i] = T.Select(exp_avg_sq_encode_y4[v_b, v_i] < T.float32(0.0099999900000000003), exp_avg_sq_encode_n4[v_b, v_i] * T.float32(0.25), exp_avg_sq_encode_n4[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_n1"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_encode_y2[v_b, v_i], exp_avg_sq_encode_n2[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_n1[v_b, v_i])
+                        exp_avg_sq_encode_n1[v_b, v_i] = T.Select(exp_avg_sq_encode_y2[v_b, v_i] < T.float32(0.099999900000000003), exp_avg_sq_encode_n2[v_b, v_i] * T.float32(0.5), exp_avg_sq_encode_n2[v_b, v_i])
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_k"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_encode_y1[v_b, v_i], exp_avg_sq_encode_n1[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_k[v_b, v_i])
+                        exp_avg_sq_encode_k[v_b, v_i] = (exp_avg_sq_encode_y1[v_b, v_i] * T.float32(10.0) - T.float32(1.0)) * exp_avg_sq_encode_n1[v_b, v_i] * T.float32(0.1111111111111111)
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_encode_w"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_encode_k[v_b, v_i], exp_avg_sq_encode_n1[v_b, v_i])
+                        T.writes(exp_avg_sq_encode_w[v_b, v_i])
+                        exp_avg_sq_encode_w[v_b, v_i] = T.Select(exp_avg_sq_encode_k[v_b, v_i] < T.float32(0.20000000000000001), T.Cast("int32", exp_avg_sq_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_sq_encode_n1[v_b, v_i]) - 1, T.Cast("int32", exp_avg_sq_encode_k[v_b, v_i]) + T.Cast("int32", exp_avg_sq_encode_n1[v_b, v_i]))
+                for i_1 in T.vectorized(T.int64(64)):
+                    with T.sblock("exp_avg_sq_codes_out"):
+                        v_b = T.axis.spatial(nb, b_m_m)
+                        v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
+                        T.reads(exp_avg_sq_unit[v_b, v_i], exp_avg_sq_encode_w[v_b, v_i])
+                        T.writes(exp_avg_sq_codes[v_b, v_i])
+                        exp_avg_sq_codes[v_b, v_i] = T.Cast("uint8", T.Select(exp_avg_sq_unit[v_b, v_i] <= T.float32(1.6250000000000001e-07), 1, T.Select(T.float32(0.99824218750000004) < exp_avg_sq_unit[v_b, v_i], 256, T.max(exp_avg_sq_encode_w[v_b, v_i], 2))) - 1)
