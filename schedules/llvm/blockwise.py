@@ -15,7 +15,7 @@ def blockwise(placement: Placement) -> None:
 
     1. All loops over blocks become one, parallel: a block is one thread's, so results do not
        depend on their number.
-    2. The first sweep decodes, updates, writes the weight and keeps `lanes` partial maxima a moment;
+    2. The first sweep decodes, updates, writes the weight and keeps `lanes` maxima a moment;
        the second scales and encodes.  Stages of one sweep share a loop over vectors, so what
        passes between them lives in registers; between the sweeps the new moments (1 KiB a moment
        at 256) live in L1.
