@@ -25,7 +25,7 @@ from tvm_qopt.xp import ArrayNamespace, Value, clip
 
 MAGNITUDE = 0x7FFFFFFF  # the bits of |x|: as integers they order as the absolute values do
 INFINITY = 0x7F800000
-NEGATIVE_ZERO = -(2**31)
+SIGN = -(2**31)
 ROUNDS_TO_INFINITY = {"float16": 0x477FF000, "bfloat16": 0x7F7F8000}
 """The least magnitude that a 16-bit state would store as infinite: 65520, and half a unit above the
 largest bfloat16."""
@@ -39,7 +39,7 @@ def partial_norms(
     p, g, old = _inputs(xp, spec, a)
     state = _zero_rule(xp, spec, old)
     terms, new = norms.terms(xp, a["hyper"], p, g, state, spec.all_settings)
-    counts = _finite(xp, spec, [g] if spec.rule_.reads_grad else [], new)
+    counts = _finite(xp, spec, a, [g] if spec.rule_.reads_grad else [], new)
     sums = {}
     for name in norms.names:
         term = terms[name]
@@ -62,7 +62,7 @@ def blockwise(xp: ArrayNamespace, spec: KernelSpec, a: Mapping[str, Value]) -> d
     if rule.writes_state and set(new) != set(old):
         raise UnsupportedSpec(f"rule {rule.name}: returned {sorted(new)}, has slots {sorted(old)}")
 
-    finite = _finite(xp, spec, ([g] if rule.reads_grad else []), new)
+    finite = _finite(xp, spec, a, ([g] if rule.reads_grad else []), new)
     skip = settings["nonfinite"] == "skip"
     out: dict[str, Value] = {}
     for slot, format_ in spec.slots if rule.writes_state else ():
@@ -77,14 +77,20 @@ def blockwise(xp: ArrayNamespace, spec: KernelSpec, a: Mapping[str, Value]) -> d
 
 
 def _finite(
-    xp: ArrayNamespace, spec: KernelSpec, grads: list[Value], new: dict[str, Value]
+    xp: ArrayNamespace,
+    spec: KernelSpec,
+    a: Mapping[str, Value],
+    grads: list[Value],
+    new: dict[str, Value],
 ) -> Value:
     """Whether the gradient and the new state are finite, and stay so when stored; by element.
 
     Zero times what is not finite is NaN: one fused operation a value and a single comparison,
-    where one of bits each took a fifth of the sweep.  The zero is one that TVM does not fold.
+    where one of bits each took a fifth of the sweep.  The zero is the sign of a scalar, since
+    TVM folds products with a constant one.
     """
-    zero, narrow = xp.reinterpret(xp.constant(NEGATIVE_ZERO, "int32"), "float32"), []
+    sign = xp.reinterpret(getattr(a["hyper"], GRADIENT_SCALAR), "int32") & SIGN
+    zero, narrow = xp.reinterpret(sign, "float32"), []
     total: Value = zero
     for value in (*grads, *new.values()):
         total = value * zero + total

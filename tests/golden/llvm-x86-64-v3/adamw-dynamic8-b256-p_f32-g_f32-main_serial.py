@@ -181,9 +181,9 @@ def main_serial(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buf
                     with T.sblock("finite_zero"):
                         v_b = T.axis.spatial(nb, b_m_m)
                         v_i = T.axis.spatial(T.int64(256), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
-                        T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
+                        T.reads(exp_avg_sq_new[v_b, v_i], hyper[T.int64(0)], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
                         T.writes(finite_zero[v_b, v_i])
-                        finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
+                        finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648) + T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648)))
                 for i_1 in T.vectorized(T.int64(64)):
                     with T.sblock("exp_avg_kept"):
                         v_b = T.axis.spatial(nb, b_m_m)

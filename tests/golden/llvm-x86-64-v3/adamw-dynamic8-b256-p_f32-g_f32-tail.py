@@ -156,9 +156,9 @@ def tail(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((T.
             with T.sblock("finite_zero"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
-                T.reads(exp_avg_sq_new[v_b, v_i], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
+                T.reads(exp_avg_sq_new[v_b, v_i], hyper[T.int64(0)], exp_avg_new[v_b, v_i], grad_scaled[v_b, v_i])
                 T.writes(finite_zero[v_b, v_i])
-                finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", -2147483648) + T.reinterpret("float32", -2147483648)))
+                finite_zero[v_b, v_i] = exp_avg_sq_new[v_b, v_i] * T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648) + (exp_avg_new[v_b, v_i] * T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648) + (grad_scaled[v_b, v_i] * T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648) + T.reinterpret("float32", T.reinterpret("int32", hyper[T.int64(0)]) & -2147483648)))
             with T.sblock("exp_avg_kept"):
                 v_b = T.axis.spatial(T.int64(1), b_m_m)
                 v_i = T.axis.spatial(B, i_m)
