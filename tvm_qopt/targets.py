@@ -68,7 +68,8 @@ class TargetPreset:
 
     attributes: of TVM's target of this kind.  machine: of the host (`uname -m`).  features: LLVM's
     names of what the CPU must have.  archs: the GPU architectures.  linker: the cross compiler that
-    makes the shared library, None where the host's own does.
+    makes the shared library, None where the host's own does.  decisions: choices of the schedule,
+    by name, that are to be others here than its defaults.
     """
 
     name: str
@@ -78,6 +79,7 @@ class TargetPreset:
     features: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
     linker: str | None = None
+    decisions: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def on_cpu(self) -> bool:
@@ -89,12 +91,13 @@ def _x86(level: str, features: tuple[str, ...]) -> TargetPreset:
     return TargetPreset(f"llvm-x86-64-{level}", "llvm", attributes, features=features)
 
 
-def _cross(name: str, machine: str, **attributes: Any) -> TargetPreset:
+def _cross(
+    name: str, machine: str, decisions: Mapping[str, int] | None = None, **attributes: Any
+) -> TargetPreset:
     features = tuple(f.lstrip("+") for f in attributes["mattr"])
     attributes["mtriple"] = f"{machine}-linux-gnu"
-    return TargetPreset(
-        name, "llvm", attributes, machine, features, linker=f"{machine}-linux-gnu-gcc"
-    )
+    linker = f"{machine}-linux-gnu-gcc"
+    return TargetPreset(name, "llvm", attributes, machine, features, (), linker, decisions or {})
 
 
 PRESETS: dict[str, TargetPreset] = {
@@ -107,8 +110,14 @@ PRESETS: dict[str, TargetPreset] = {
         _cross("llvm-aarch64-sve", "aarch64", mattr=["+neon", "+sve"]),
         # zve64d and zvl128b are what v stands for; TVM takes v itself for scalable vectors, which
         # its lowering of masked stores does not survive.  zfhmin: without it float16 is converted
-        # by calls whose convention TVM gets wrong.
-        _cross("llvm-riscv64", "riscv64", mattr=["+m", "+a", "+f", "+d", "+c", *_RVV]),
+        # by calls whose convention TVM gets wrong.  16 lanes are groups of four vector registers;
+        # code with groups of eight ends QEMU 7.2, and no other machine was there to try it.
+        _cross(
+            "llvm-riscv64",
+            "riscv64",
+            decisions={"lanes": 16},
+            mattr=["+m", "+a", "+f", "+d", "+c", *_RVV],
+        ),
         *(
             TargetPreset(f"cuda-{arch.replace('_', '')}", "cuda", {"arch": arch}, archs=(arch,))
             for arch in CUDA_ARCHS

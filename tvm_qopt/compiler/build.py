@@ -74,8 +74,9 @@ def lower(
     func = order_by_pass(func)
     check_stages(func, spec, norms)
     func = element_align(func, lambda itemsize: _alignment(kind, part, itemsize))
+    decisions = {**preset.decisions, **(decisions or {})}
     placement = apply_schedule(func, kind, PATTERN, part, decisions)
-    unknown = sorted((decisions or {}).keys() - placement.choices)
+    unknown = sorted(decisions.keys() - placement.choices)
     if unknown and entry == MAIN:  # other entry points have less to choose
         known = ", ".join(placement.choices) or "none"
         raise DecisionMismatch(f"{unknown[0]}: no choice of this schedule; there are: {known}")
