@@ -8,9 +8,11 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tvm_qopt.bench import machine
@@ -18,7 +20,7 @@ from tvm_qopt.bench.arrays import empty, filled, placed, split
 from tvm_qopt.bench.layouts import GPT, sizes_of
 from tvm_qopt.bench.measure import OURS, PEER, Contender, measure
 from tvm_qopt.bench.peers import PEERS, Peer, SetupFailed, find_python, parse, set_up
-from tvm_qopt.bench.process import PeerFailed, Peers
+from tvm_qopt.bench.process import LeftOut, Peers
 from tvm_qopt.errors import UnknownName
 
 SIZE = 10_000
@@ -188,13 +190,24 @@ class TestPeers:
             contenders, (skipped,) = running.contenders(PEERS["optax"], [SIZE])
         assert not contenders and "no answer in" in skipped.reason
 
-    def test_too_large_for_the_memory(self, fake: Path) -> None:
+    def test_too_large_for_the_memory(
+        self, fake: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For the weights and gradients, or only for the state of a row."""
         with Peers(fake.parent, {"optax": fake}, threads=1) as running:
             _, (skipped,) = running.contenders(PEERS["optax"], [1 << 44])
-        assert "GiB" in skipped.reason
+            assert skipped.name == "optax" and "262144.00 GiB needed" in skipped.reason
+            free = SimpleNamespace(available=machine.RESERVE + (20 << 20))
+            monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+            found, (skipped,) = running.contenders(PEERS["optax"], [1 << 20])
+        assert (
+            found == []
+            and skipped.name == "optax good"
+            and "0.03 GiB needed, 0.02 free" in skipped.reason
+        )
 
     def test_those_that_are_not_installed(self, tmp_path: Path) -> None:
-        with pytest.raises(PeerFailed, match="--setup-peers"):
+        with pytest.raises(LeftOut, match="--setup-peers"):
             find_python(Peer("none", ("no-such-distribution==1",)), tmp_path, {})
 
     def test_the_order_in_which_one_is_looked_for(self, tmp_path: Path) -> None:
@@ -321,12 +334,24 @@ def test_the_tensors_of_gpt2_small() -> None:
     assert sum(tiny) == 20 + 10 + (4 + 24 + 4 + 42) + 4
 
 
+def test_what_memory_is_too_short_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_qopt.bench.contenders import ours
+    from tvm_qopt.spec import KernelSpec
+
+    free = SimpleNamespace(available=machine.RESERVE + 9 * SIZE)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    (tiny,), skipped = ours([KernelSpec.parse(DYNAMIC8)], [SIZE])
+    assert "100 elements" in tiny.name
+    assert [each.name for each in skipped] == [DYNAMIC8, f"{DYNAMIC8}, NumPy's arrays"]
+
+
 def test_a_list_has_a_flat_tensor_beside_it() -> None:
     from tvm_qopt.bench.contenders import ours
     from tvm_qopt.spec import KernelSpec
 
     sizes = GPT(vocabulary=9, context=5, layers=1, width=48).sizes()
-    flat, listed, numpy, _ = ours([KernelSpec.parse(DYNAMIC8)], sizes)
+    (flat, listed, numpy, _), skipped = ours([KernelSpec.parse(DYNAMIC8)], sizes)
+    assert skipped == []
     assert (flat.name, listed.name) == (f"{DYNAMIC8}, one flat tensor", DYNAMIC8)
     assert flat.size == listed.size == numpy.size == sum(sizes)
     assert listed.bytes > flat.bytes  # a scale and a counter more for each last block

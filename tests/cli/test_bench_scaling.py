@@ -10,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 import tvm_qopt
-from tvm_qopt.bench import loop, scaling
+from tvm_qopt.bench import contenders, loop, machine, scaling
 
 DYNAMIC8 = "adamw-dynamic8-b256-p_f32-g_f32"
 LAMB = "lamb-dynamic8-b256-p_f32-g_f32"
@@ -53,9 +54,9 @@ print(memory_above(tvm_qopt.load({name!r}), {MIDDLE}))
 def test_sizes_grow_to_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes held for each parameter: 4 + 4 + 2, and 12 for a block."""
     kernel, before = tvm_qopt.load(DYNAMIC8), tvm_qopt.get_num_threads()
-    assert scaling.bytes_held(kernel) == pytest.approx(10 + 12 / 256)
-    free = SimpleNamespace(available=11 * 3000)
-    monkeypatch.setattr(scaling.psutil, "virtual_memory", lambda: free)
+    assert contenders.bytes_held(kernel) == pytest.approx(10 + 12 / 256)
+    free = SimpleNamespace(available=machine.RESERVE + 11 * 3000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     *points, last = scaling.growth(kernel, [1000, 3000, 9000, 27000], threads=[1, 2])
     assert [(p.size, p.threads) for p in points if isinstance(p, scaling.Point)] == [
         (1000, 1), (1000, 2), (3000, 1), (3000, 2),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from tvm_qopt import ops
 from tvm_qopt.bench.arrays import Array, filled, placed, split
-from tvm_qopt.bench.measure import OURS, ROOFLINE, STEP, Contender, timed
+from tvm_qopt.bench.machine import check_free
+from tvm_qopt.bench.measure import OURS, ROOFLINE, STEP, Contender, LeftOut, Skipped, timed
 from tvm_qopt.bench.traffic import in_place_addition
 from tvm_qopt.params import get_param_format
 from tvm_qopt.runtime.kernel import Kernel
@@ -29,6 +30,7 @@ ALPHA = 0.99
 GRADIENT = 1e-3  # its deviation
 TINY, TINY_CALLS = 100, 300
 OPERATORS = ("quantize", "dequantize")
+OPERATOR_BYTES = 10.0  # a parameter: its value, its code, and a result
 
 
 @cache
@@ -60,26 +62,52 @@ def numpy_addition(size: int, threads: int) -> Contender:
     return Contender("in-place p += g (NumPy)", ROOFLINE, 12, size, step)
 
 
-def ours(specs: Sequence[KernelSpec], sizes: Sequence[int]) -> list[Contender]:
+def ours(
+    specs: Sequence[KernelSpec], sizes: Sequence[int]
+) -> tuple[list[Contender], list[Skipped]]:
     """A step over tensors for each spec; where they are many, one over a flat tensor as well.
 
-    Beside the first: one in NumPy's own arrays, and one of a tiny tensor.
+    Beside the first: one in NumPy's own arrays, and one of a tiny tensor.  And those that memory
+    is too short for.
     """
-    total = sum(sizes)
     updates = [spec for spec in specs if spec.rule not in OPERATORS]
     kernels = dict(zip(updates, load_many(updates), strict=True))
-    found = []
+    total, made, skipped = sum(sizes), [], []
+    for name, held, make in _wanted(specs, kernels, sizes):
+        try:
+            check_free(held * total)
+        except LeftOut as error:
+            skipped.append(Skipped(name, str(error)))
+        else:
+            made.append(make(name))
+    return made, skipped
+
+
+def _wanted(
+    specs: Sequence[KernelSpec], kernels: Mapping[KernelSpec, Kernel], sizes: Sequence[int]
+) -> Iterator[tuple[str, float, Callable[[str], Contender]]]:
+    """Name, bytes a parameter, and what makes it."""
+    total = sum(sizes)
     for spec in specs:
         if spec.rule in OPERATORS:
-            found.append(operator(spec, total))
+            yield spec.name, OPERATOR_BYTES, partial(operator, spec, total)
             continue
+        held = bytes_held(kernels[spec])
         if len(sizes) > 1:
-            found.append(update(kernels[spec], [total], f"{spec.name}, one flat tensor"))
-        found.append(update(kernels[spec], sizes, spec.name))
-    for spec in updates[:1]:
-        found.append(update(kernels[spec], [total], f"{spec.name}, NumPy's arrays", place=copies))
-        found.append(tiny(kernels[spec]))
-    return found
+            yield f"{spec.name}, one flat tensor", held, partial(update, kernels[spec], [total])
+        yield spec.name, held, partial(update, kernels[spec], sizes)
+    for spec, kernel in [*kernels.items()][:1]:
+        numpy = partial(update, kernel, [total], place=copies)
+        yield f"{spec.name}, NumPy's arrays", bytes_held(kernel), numpy
+        yield f"{spec.name}, {TINY} elements", 0, partial(tiny, kernel)
+
+
+def bytes_held(kernel: Kernel) -> float:
+    """Bytes a parameter of weights, gradient and state."""
+    spec, size = kernel.spec, 10 * kernel.spec.block_size
+    param = filled(size, spec.param)
+    arrays = [param, filled(size, spec.grad), *kernel.init_state(param).values()]
+    return float(sum(array.nbytes for array in arrays)) / size
 
 
 def copies(arrays: Sequence[Array]) -> list[Array]:
@@ -91,6 +119,7 @@ def update(
     kernel: Kernel,
     sizes: Sequence[int],
     name: str,
+    *,
     place: Callable[[Sequence[Array]], list[Array]] = placed,
 ) -> Contender:
     """One step of a kernel over all tensors, each with a plan of its own."""
@@ -144,15 +173,14 @@ def bytes_moved(spec: KernelSpec, arrays: Mapping[str, Any]) -> int:
     return sum(arrays[t.name].nbytes * (passes + t.output) for t in named)
 
 
-def tiny(kernel: Kernel) -> Contender:
+def tiny(kernel: Kernel, name: str) -> Contender:
     """A planned step of a hundred elements, Python and all."""
     param, grad = filled(TINY, kernel.spec.param), filled(TINY, kernel.spec.grad, GRADIENT)
     step, moved = stepper(kernel, [param], [grad], [kernel.init_state(param)])
-    name = f"{kernel.spec.name}, {TINY} elements"
     return Contender(name, OURS, moved, 1, timed(step, TINY_CALLS), STEP)
 
 
-def operator(spec: KernelSpec, size: int) -> Contender:
+def operator(spec: KernelSpec, size: int, name: str) -> Contender:
     """`ops.quantize` or `ops.dequantize` as users call them, which make their results."""
     format_ = spec.slots[0][1].name
     x = shared(size, spec.param, 1.0)
@@ -166,4 +194,4 @@ def operator(spec: KernelSpec, size: int) -> Contender:
         return ops.dequantize(codes, scale, format_, spec.block_size, dtype=spec.param)
 
     call = quantize if spec.rule == "quantize" else dequantize
-    return Contender(spec.name, OURS, moved, size, timed(call))
+    return Contender(name, OURS, moved, size, timed(call))

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from tvm_qopt.bench.measure import LeftOut
+
+RESERVE = 1 << 30  # bytes left to others
 LOOK = 0.3  # seconds
 BUSY = 0.2  # processors taken by others, from which on numbers are off
 
@@ -24,6 +27,13 @@ def machine() -> dict[str, str]:
         "load": f"{os.getloadavg()[0]:.2f} in the last minute",
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def check_free(needed: float) -> None:
+    """Raise LeftOut where so many bytes are not to be had: the system would end some process."""
+    free = psutil.virtual_memory().available - RESERVE
+    if needed > free:
+        raise LeftOut(f"{needed / 2**30:.2f} GiB needed, {max(0, free) / 2**30:.2f} free")
 
 
 class Watch:

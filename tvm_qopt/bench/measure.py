@@ -16,8 +16,8 @@ OURS, PEER, ROOFLINE = "ours", "peer", "roofline"
 PARAMETER, STEP = "parameter", "step"
 
 
-class PeerFailed(QoptError, RuntimeError):
-    """A peer that cannot be used; the message says why."""
+class LeftOut(QoptError, RuntimeError):
+    """A contender that cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def measure(contenders: Sequence[Contender], rounds: int) -> tuple[list[Row], li
                 continue
             try:
                 seconds = each.run()
-            except PeerFailed as error:
+            except LeftOut as error:
                 failed[each.name] = str(error)
                 continue
             if each.kind == PEER:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_qopt.bench.measure import PeerFailed
+from tvm_qopt.bench.measure import LeftOut
 from tvm_qopt.errors import QoptError, ToolMissing, UnknownName
 
 TORCH = "torch==2.13.0"
@@ -80,14 +80,14 @@ def default_folder() -> Path:
 
 
 def find_python(peer: Peer, folder: Path, named: Mapping[str, Path]) -> Path:
-    """The interpreter for a peer; raises PeerFailed where there is none."""
+    """The interpreter for a peer; raises LeftOut where there is none."""
     if peer.name in named:
         return named[peer.name]
     if all(map(_installed, peer.distributions)):
         return Path(sys.executable)
     python = _python_of(folder / peer.environment)
     if not python.exists():
-        raise PeerFailed(
+        raise LeftOut(
             f"not installed here nor in {folder}: `tvm-qopt bench --setup-peers` installs it there"
         )
     return python

@@ -14,20 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tvm_qopt.bench import worker
-from tvm_qopt.bench.measure import PEER, Contender, PeerFailed, Skipped
+from tvm_qopt.bench.machine import check_free
+from tvm_qopt.bench.measure import PEER, Contender, LeftOut, Skipped
 from tvm_qopt.bench.peers import Peer, environ, find_python
 
 START, BUILD, STEP = 300.0, 900.0, 120.0  # seconds after which a peer counts as stuck
-NEEDED = 24  # bytes a parameter: weights, gradients, two float32 moments and temporaries
+TENSORS = 16  # bytes a parameter at most: weights and gradients, each made from another array
+STATE, SCRATCH = 8, 24  # bytes at most: of state a parameter, and a parameter of the largest tensor
 
 
 class PeerProcess:
     """Weights and gradients of some sizes, with a step for each row of the peer.
 
-    Raises PeerFailed, with the last thing the process said, where it ends or is stuck.
+    Raises LeftOut, with the last thing the process said, where it ends or is stuck.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -43,7 +43,7 @@ class PeerProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise PeerFailed(str(error)) from error
+            raise LeftOut(str(error)) from error
         self._rest = b""
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class PeerProcess:
         while b"\n" not in self._rest:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([self._child.stdout], [], [], left)[0]:
-                raise PeerFailed(f"its process gave no answer in {timeout:.0f} s")
+                raise LeftOut(f"its process gave no answer in {timeout:.0f} s")
             part = self._child.stdout.read(1 << 16)
             if not part:
                 raise self._end()
@@ -66,7 +66,7 @@ class PeerProcess:
         try:
             return dict(json.loads(line))
         except (TypeError, ValueError):
-            raise PeerFailed(f"its process answered {line[:80]!r}") from None
+            raise LeftOut(f"its process answered {line[:80]!r}") from None
 
     def close(self) -> None:
         """End it with all that it has started: some peers compile in processes of their own."""
@@ -77,14 +77,14 @@ class PeerProcess:
         for stream in (self._child.stdin, self._child.stdout, self._said):
             stream.close()
 
-    def _end(self) -> PeerFailed:
+    def _end(self) -> LeftOut:
         """Why the process is no more: the last line of its traceback, or a signal."""
         code = self._child.wait()
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         if code < 0:
-            return PeerFailed(f"its process died of {signal.Signals(-code).name}")
-        return PeerFailed(lines[-1] if lines else f"its process ended with exit code {code}")
+            return LeftOut(f"its process died of {signal.Signals(-code).name}")
+        return LeftOut(lines[-1] if lines else f"its process ended with exit code {code}")
 
 
 class Peers:
@@ -106,13 +106,14 @@ class Peers:
         """Those of a peer that work, and why others do not."""
         skipped: dict[str, str] = {}
         try:
-            self._check_memory(sizes)
+            check_free(TENSORS * sum(sizes))
             while True:
                 process, rows = self._start(peer, sizes)
-                built = self._build(process, [r for r in rows if r not in skipped], skipped)
+                left = [row for row in rows if row not in skipped]
+                built = self._build(process, left, sizes, skipped)
                 if built is not None:
                     break
-        except PeerFailed as error:
+        except LeftOut as error:
             return [], [Skipped(peer.name, str(error))]
         contenders = [
             Contender(row, PEER, moved / sum(sizes), sum(sizes), partial(_step, process, row))
@@ -131,26 +132,29 @@ class Peers:
         return process, answer["rows"]
 
     def _build(
-        self, process: PeerProcess, rows: Sequence[str], skipped: dict[str, str]
+        self,
+        process: PeerProcess,
+        rows: Sequence[str],
+        sizes: Sequence[int],
+        skipped: dict[str, str],
     ) -> dict[str, float] | None:
-        """Bytes a step by row; None where one was the end of the process, which goes to
-        `skipped`."""
+        """Bytes a step by row; what does not work goes to `skipped`.  None where that was the end
+        of the process."""
         built = {}
         for row in rows:
             try:
+                check_free(STATE * sum(sizes) + SCRATCH * max(sizes))
+            except LeftOut as error:
+                skipped[row] = str(error)
+                continue
+            try:
                 built[row] = process.ask({"build": row}, BUILD)["bytes"]
-            except PeerFailed as error:
+            except LeftOut as error:
                 skipped[row] = str(error)
                 process.close()
                 self._processes.remove(process)
                 return None
         return built
-
-    @staticmethod
-    def _check_memory(sizes: Sequence[int]) -> None:
-        needed, free = NEEDED * sum(sizes), psutil.virtual_memory().available
-        if needed > free:
-            raise PeerFailed(f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
 def _step(process: PeerProcess, row: str) -> float:

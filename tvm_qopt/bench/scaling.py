@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tvm_qopt.bench.arrays import filled
-from tvm_qopt.bench.contenders import GRADIENT, stepper
-from tvm_qopt.bench.measure import WARM_UP, Skipped, middle_half, timed
+from tvm_qopt.bench.contenders import GRADIENT, bytes_held, stepper
+from tvm_qopt.bench.machine import check_free
+from tvm_qopt.bench.measure import WARM_UP, LeftOut, Skipped, middle_half, timed
 from tvm_qopt.runtime.kernel import Kernel
 from tvm_qopt.runtime.threads import get_num_threads, set_num_threads
 
@@ -51,19 +50,12 @@ def growth(
 ) -> Iterator[Point | Skipped]:
     """Points of rising size, up to where memory ends."""
     for size in sizes:
-        needed = SPARE * size * bytes_held(kernel)
-        free = psutil.virtual_memory().available
-        if needed > free:
-            reason = f"{needed / 2**30:.1f} GiB needed, {free / 2**30:.1f} free"
-            yield Skipped(f"{kernel.spec.name}, {size:,} parameters", reason)
+        try:
+            check_free(SPARE * size * bytes_held(kernel))
+        except LeftOut as error:
+            yield Skipped(f"{kernel.spec.name}, {size:,} parameters", str(error))
             return
         yield from _points(kernel, size, threads)
-
-
-def bytes_held(kernel: Kernel) -> float:
-    """Bytes a parameter of weights, gradient and state."""
-    size = 10 * kernel.spec.block_size
-    return float(sum(array.nbytes for array in tensors(kernel, size).values()) / size)
 
 
 def tensors(kernel: Kernel, size: int, gradient: float = GRADIENT) -> dict[str, Any]:

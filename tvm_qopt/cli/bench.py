@@ -155,13 +155,15 @@ def _gather(
     from tvm_qopt.bench.contenders import ours, rooflines
     from tvm_qopt.runtime.threads import get_num_threads
 
-    contenders, skipped = rooflines(sum(sizes), get_num_threads()), []
+    bounds = rooflines(sum(sizes), get_num_threads())
+    own, skipped = ours(specs, sizes)
+    others: list[Contender] = []
     for peer in peers:
         with waiting(f"starting {peer.name} (some compile first)"):
             found, lacking = running.contenders(peer, sizes)
-        contenders += found
+        others += found
         skipped += lacking
-    return [*contenders, *ours(specs, sizes)], skipped
+    return [*bounds, *others, *own], skipped
 
 
 def _measure(contenders: Sequence[Contender], rounds: int) -> tuple[list[Row], str, list[Skipped]]:
