@@ -91,6 +91,8 @@ def _wanted(
     for spec in specs:
         if spec.rule in OPERATORS:
             yield spec.name, OPERATOR_BYTES, partial(operator, spec, total)
+            kept = partial(operator, spec, total, keep=True)
+            yield f"{spec.name}, into kept arrays", OPERATOR_BYTES, kept
             continue
         held = bytes_held(kernels[spec])
         if len(sizes) > 1:
@@ -180,18 +182,16 @@ def tiny(kernel: Kernel, name: str) -> Contender:
     return Contender(name, OURS, moved, 1, timed(step, TINY_CALLS), STEP)
 
 
-def operator(spec: KernelSpec, size: int, name: str) -> Contender:
-    """`ops.quantize` or `ops.dequantize` as users call them, which make their results."""
-    format_ = spec.slots[0][1].name
+def operator(spec: KernelSpec, size: int, name: str, *, keep: bool = False) -> Contender:
+    """`ops.quantize` or `ops.dequantize` as users call them: with new arrays for the result, or
+    with kept ones."""
+    format_, block = spec.slots[0][1].name, spec.block_size
     x = shared(size, spec.param, 1.0)
-    codes, scale = ops.quantize(x, format_, spec.block_size)
+    codes, scale = stored = ops.quantize(x, format_, block)
     moved = (x.nbytes + codes.nbytes + scale.nbytes) / size
-
-    def quantize() -> object:
-        return ops.quantize(x, format_, spec.block_size)
-
-    def dequantize() -> object:
-        return ops.dequantize(codes, scale, format_, spec.block_size, dtype=spec.param)
-
-    call = quantize if spec.rule == "quantize" else dequantize
+    if spec.rule == "quantize":
+        call = partial(ops.quantize, x, format_, block, out=stored if keep else None)
+    else:
+        result = filled(size, spec.param) if keep else None
+        call = partial(ops.dequantize, *stored, format_, block, dtype=spec.param, out=result)
     return Contender(name, OURS, moved, size, timed(call))

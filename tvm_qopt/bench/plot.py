@@ -39,7 +39,7 @@ def plot_rows(rows: Sequence[Row], facts: dict[str, str], path: Path) -> None:
     axes.set_xlim(0.5 * min(bounds), 1.6 * max(row.ns for row in shown))
     axes.legend(frameon=False, loc="upper right")
     axes.set_title(
-        f"One optimizer step of {facts['parameters']} parameters, {facts['threads']} threads\n"
+        f"One optimizer step of {int(facts['parameters']):,} parameters, {facts['threads']} threads\n"
         f"{facts['processor']}, {facts['date']}",
         fontsize=10,
     )

@@ -113,6 +113,10 @@ def upstream_rows(tensors: tuple[list[Any], int]) -> dict[str, Callable[[], Buil
             partial(functional.dequantize_blockwise, codes, state),
             moved,
         ),
+        "bitsandbytes dequantize_blockwise, into a kept array": lambda: (
+            partial(functional.dequantize_blockwise, codes, state, out=values.clone()),
+            moved,
+        ),
     }
 
 
