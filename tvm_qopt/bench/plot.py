@@ -34,15 +34,13 @@ def plot_rows(rows: Sequence[Row], facts: dict[str, str], path: Path) -> None:
     label = f"roofline: its bytes at {most:.0f} GB/s"
     axes.plot([b for b in bounds for _ in range(2)], edges, color="black", lw=1.4, label=label)
     axes.set_yticks(range(len(shown)), [row.name for row in shown], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set(xscale="log", xlabel="nanoseconds a parameter (median; less is better)")
     axes.set_xlim(0.5 * min(bounds), 1.6 * max(row.ns for row in shown))
     axes.legend(frameon=False, loc="upper right")
-    axes.set_title(
-        f"One optimizer step of {int(facts['parameters']):,} parameters, {facts['threads']} threads\n"
-        f"{facts['processor']}, {facts['date']}",
-        fontsize=10,
-    )
+    size, where = int(facts["parameters"]), f"{facts['processor']}, {facts['date']}"
+    title = f"One optimizer step of {size:,} parameters, {facts['threads']} threads\n{where}"
+    axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)
 
 
