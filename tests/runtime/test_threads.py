@@ -122,6 +122,34 @@ say([sorted(sys.modules), open("/proc/self/maps").read()])
     assert "libtvm_compiler" not in maps and "LLVM" not in maps
 
 
+# Forks
+
+
+def test_data_loaders_forked_after_a_step_work_and_so_does_the_parent() -> None:
+    """Workers of a loader are forked from a process with a pool; both go on stepping at once."""
+    pytest.importorskip("torch")
+    batches = child("""
+from torch.utils.data import DataLoader, Dataset
+
+class Batches(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        step(steps=2)
+        return index
+
+tvm_qopt.set_num_threads(2)
+seen = []
+for epoch in range(2):
+    step()
+    for batch in DataLoader(Batches(), num_workers=2, multiprocessing_context="fork", timeout=30):
+        seen.append(int(batch[0]))
+        step()
+say(seen)
+""")
+    assert batches == [*range(8)] * 2
+
+
 # How many threads
 
 

@@ -220,9 +220,10 @@ def _build(root: Path, missing: dict[Path, KernelSpec], preset: TargetPreset) ->
 
 
 def defining_modules(spec: KernelSpec) -> list[str]:
-    """The modules outside this package that define a spec's rule and formats."""
+    """The modules that define a spec's rule and formats and come with no import of these."""
     names = {spec.rule_.update.__module__, *(type(format_).__module__ for _, format_ in spec.slots)}
-    foreign = sorted(name for name in names if not name.startswith("tvm_qopt."))
+    own = ("tvm_qopt.rules", "tvm_qopt.formats")
+    foreign = sorted(name for name in names if not name.startswith(own))
     if "__main__" in foreign:
         raise BuildError(
             f"{spec.name}: its rule or a format is defined in the script that runs; put it into a "
