@@ -77,3 +77,7 @@ class DeviceMismatch(ArgumentMismatch, RuntimeError):
 
 class HyperOutOfRange(ArgumentMismatch, ValueError):
     """A hyper-parameter outside the range its rule declares, or not a number."""
+
+
+class StateMismatch(ArgumentMismatch, ValueError):
+    """A saved or existing state that is not the one that the optimizer's options ask for."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is a `main_any`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """The function for many threads (None where one thread is sooner), that for one, and what they
     are called with."""
@@ -33,7 +33,7 @@ class Call:
         return dataclasses.replace(self, arguments=arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Calls:
     """update: the calls of the update; norms: those of each norm pass.  The full blocks by one
     entry point, a short last block by `tail`; none for an empty tensor."""
