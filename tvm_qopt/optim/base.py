@@ -29,8 +29,8 @@ class QoptOptimizer(torch.optim.Optimizer):
     None without max_grad_norm.
     """
 
-    rule: ClassVar[str]
-    form: ClassVar[Form]
+    rule: ClassVar[str] = ""
+    form: ClassVar[Form] = Form({})
 
     _step_supports_amp_scaling = True  # GradScaler sets grad_scale and found_inf for a step
     last_step_skipped: bool = False
@@ -42,8 +42,8 @@ class QoptOptimizer(torch.optim.Optimizer):
         options: Mapping[str, Any],
         overrides: Mapping[torch.Tensor, Mapping[str, Any]] | None = None,
     ) -> None:
-        self._engine = Engine(self.rule, self.form)
         super().__init__(params, dict(options))
+        self._bind_anew()
         for param, own in (overrides or {}).items():
             self.override(param, **own)
 
@@ -84,7 +84,7 @@ class QoptOptimizer(torch.optim.Optimizer):
             return loss
         scale = 1.0 if grad_scale is None else read_number("grad_scale", grad_scale)
         with torch.no_grad():
-            outcome = self._engine.step(self.param_groups, self.state, scale)
+            outcome = self._update(self.param_groups, self.state, scale)
         self.last_step_skipped, self.last_grad_norm = outcome.skipped, outcome.grad_norm
         return loss
 
@@ -118,4 +118,9 @@ class QoptOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._engine = Engine(self.rule, self.form)
+        self._bind_anew()
+
+    def _bind_anew(self) -> None:
+        """Forget what is bound: parameters or their states are others now."""
+        engine = Engine(self.rule, self.form)
+        self._update = torch.compiler.disable(engine.step)  # nothing that torch.compile can trace

@@ -162,11 +162,11 @@ def form_of(rule: str) -> Form:
     hyper = declared.hyper(declared.defaults)
     defaults = {h.name: USUAL.get(h.name, h.default) for h in hyper}
     given = {name: REQUIRED if value is None else value for name, value in defaults.items()}
-    betas = [given.pop(name) for name in BETAS if name in given]
+    betas = tuple(given.pop(name) for name in BETAS if name in given)
     arguments = {"lr": given.pop("lr")} if "lr" in given else {}
-    arguments |= {"betas": tuple(betas)} if betas else {}
+    arguments |= {"betas": REQUIRED if REQUIRED in betas else betas} if betas else {}
     settings = {name: choices[0] for name, choices in declared.settings.items()}
-    return Form({**arguments, **given, **settings}, positional=len(arguments) + len(given))
+    return Form({**arguments, **given, **settings}, positional=0)
 
 
 def settings_of(rule: str, form: Form, options: Options) -> dict[str, Any]:
