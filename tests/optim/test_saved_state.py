@@ -268,6 +268,30 @@ def test_states_of_other_weights_and_orders_are_refused() -> None:
         other.load_state_dict(optimizer.state_dict())
 
 
+def test_codes_that_lost_their_memory_order_are_refused() -> None:
+    """Some files keep values but not strides; blocks follow memory, so these would be misread."""
+    params = model()
+    optimizer = optim.AdamW8bit(params)
+    train(optimizer, params, 0, 1)
+    saved = optimizer.state_dict()
+    codes = saved["state"][4]["exp_avg_codes"].contiguous()
+    saved["state"][4] = {**saved["state"][4], "exp_avg_codes": codes}
+    with pytest.raises(StateMismatch, match=r"exp_avg_codes with strides \(1, 90\), got \(60, 1\)"):
+        optim.AdamW8bit(model()).load_state_dict(saved)
+
+
+def test_saved_numbers_out_of_range_are_refused_and_change_nothing() -> None:
+    params = model()
+    optimizer = optim.AdamW8bit(params, overrides={params[0]: {"lr": 1.0}})
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["overrides"] = {0: {"lr": 2.0}}
+    saved["param_groups"][0]["betas"] = (2.0, 0.5)
+    with pytest.raises(ValueError, match="betas"):
+        optimizer.load_state_dict(saved)
+    group = optimizer.param_groups[0]
+    assert group["betas"] == (0.9, 0.999) and group["overrides"] == {0: {"lr": 1.0}}
+
+
 def test_torchs_own_state_is_refused_with_a_word() -> None:
     params = model()
     optimizer = torch.optim.AdamW(params)

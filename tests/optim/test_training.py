@@ -335,6 +335,22 @@ def test_weights_that_change_their_dtype_go_on_with_their_state() -> None:
     assert torch.allclose(optimizer.state[p]["exp_avg"], 0.9 * moment)
 
 
+def test_a_dtype_that_changes_where_the_memory_stays_is_noticed() -> None:
+    """Of the gradient (a scaler that widens it), and of weights whose address is used again."""
+    memory = torch.ones(600, dtype=torch.float16)
+    p = torch.nn.Parameter(memory[:300])
+    optimizer = optim.AdamW([p], lr=0.25, weight_decay=0.0)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    p.grad.data = torch.ones(300)
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.full((300,), 0.5, dtype=torch.float16))
+    memory.view(torch.bfloat16)[:300] = 0.5
+    p.data = memory.view(torch.bfloat16)[:300]
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.full((300,), 0.25, dtype=torch.bfloat16))
+
+
 def test_weights_written_from_outside_are_taken_into_the_master() -> None:
     p = torch.nn.Parameter(torch.randn(5000).bfloat16())
     optimizer = optim.AdamW8bit([p], lr=1e-3, master_weights="float32")
@@ -373,8 +389,13 @@ def test_options_that_would_misread_a_state_are_refused_after_a_step() -> None:
 def test_gradients_that_no_kernel_takes_are_refused_with_torchs_kinds() -> None:
     table = torch.nn.Embedding(10, 10, sparse=True)
     table(torch.tensor([1])).sum().backward()
+    optimizer = optim.AdamW8bit(table.parameters())
+    sparse = table.weight.grad
+    table.weight.grad = sparse.to_dense()
+    optimizer.step()
+    table.weight.grad = sparse
     with pytest.raises(RuntimeError, match="parameter 0 of group 0: expected a dense") as found:
-        optim.AdamW8bit(table.parameters()).step()
+        optimizer.step()
     assert isinstance(found.value, DeviceMismatch)
     for dtype in (torch.complex64, torch.float64):
         good, p = param(5000), torch.nn.Parameter(torch.ones(3, dtype=dtype))
@@ -388,6 +409,41 @@ def test_gradients_that_no_kernel_takes_are_refused_with_torchs_kinds() -> None:
     p.grad = p.data
     with pytest.raises(ShapeMismatch, match="parameter 0 of group 0"):
         optim.AdamW8bit([p]).step()
+    p = torch.nn.Parameter(torch.ones(1).expand(300))
+    p.grad = torch.ones(300)
+    with pytest.raises(ShapeMismatch, match="each in its own place"):
+        optim.AdamW8bit([p]).step()
+
+
+def test_a_gradient_that_becomes_its_weight_is_found() -> None:
+    p = param(300)
+    optimizer = optim.AdamW8bit([p])
+    grads(p)
+    optimizer.step()
+    p.grad = p.data
+    with pytest.raises(ShapeMismatch, match="the memory of the weights"):
+        optimizer.step()
+
+
+def test_torch_is_told_that_weights_were_written() -> None:
+    p = param(300)
+    optimizer = optim.AdamW8bit([p])
+    loss = (p * p).sum()
+    grads(p)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_numbers_that_are_set_later_are_checked_before_anything_is_written() -> None:
+    p, q = param(300), param(5000)
+    optimizer = optim.AdamW8bit([{"params": [p]}, {"params": [q]}])
+    grads(p, q)
+    before = bits(optimizer)
+    optimizer.param_groups[1]["lr"] = -1.0
+    with pytest.raises(ValueError, match="lr"):
+        optimizer.step()
+    assert [p.detach().numpy().tobytes(), q.detach().numpy().tobytes()] == [before[0], before[2]]
 
 
 def test_frozen_weights_of_any_dtype_may_be_among_the_parameters() -> None:
@@ -397,22 +453,23 @@ def test_frozen_weights_of_any_dtype_may_be_among_the_parameters() -> None:
     grads(p)
     optimizer.step()
     assert frozen not in optimizer.state
+    rows = optimizer.describe().rows
+    assert rows[0].state_bytes == 0 and "none" in rows[0].spec and rows[1].state_bytes > 0
 
 
 def test_lazily_negated_and_expanded_gradients_are_read_as_their_values() -> None:
     p, q = param(300), param(300)
     q.data.copy_(p.data)
+    ours, twin = optim.AdamW([p]), optim.AdamW([q])
     values = torch.randn(300)
-    p.grad = torch.complex(torch.zeros(300), values).conj().imag
-    assert p.grad.is_neg()
-    q.grad = -values
-    optim.AdamW([p]).step()
-    optim.AdamW([q]).step()
-    assert torch.equal(p, q)
-    p.grad, q.grad = torch.ones(1).expand(300), torch.ones(300)
-    optim.AdamW([p]).step()
-    optim.AdamW([q]).step()
-    assert torch.equal(p, q)
+    lazy = torch.complex(values, values).conj().imag
+    contiguous = torch._neg_view(values.clone())
+    assert lazy.is_neg() and contiguous.is_neg() and contiguous.is_contiguous()
+    for odd in (values, contiguous, lazy, torch.ones(1).expand(300), values):
+        p.grad, q.grad = odd, odd.resolve_neg().contiguous().clone()
+        ours.step()
+        twin.step()
+        assert torch.equal(p, q)
 
 
 def test_one_nan_stops_one_weight_and_is_counted() -> None:

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 from tvm_qopt.optim.checkpoint import places, spec_at
 from tvm_qopt.optim.engine import Groups, label_of
+from tvm_qopt.optim.entry import dtype_name
 from tvm_qopt.optim.forms import Form
 from tvm_qopt.optim.state import bytes_of
+from tvm_qopt.params import STORAGE as PARAM_DTYPES
 
 FLOAT32_ADAMW = 8
 """Bytes of state a parameter of float32 AdamW: two moments."""
+
+NO_KERNEL = "none: it can have no gradient that a kernel takes"
 
 HEAD = ("parameter", "shape", "spec", "state bytes")
 
@@ -27,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Description:
-    """The rows of the table; str() and print() show it.  size: elements of all parameters."""
+    """The rows of the table; str() and print() show it.  size: elements that have state."""
 
     rows: tuple[Row, ...]
     size: int
@@ -63,8 +67,10 @@ class Description:
 def describe(rule: str, form: Form, groups: Groups) -> Description:
     rows, size = [], 0
     for number, position, param in places(groups):
-        spec = spec_at(rule, form, groups, number, position)
-        label = label_of(groups, number, position)
-        rows.append(Row(label, tuple(param.shape), spec.name, bytes_of(spec, param.numel())))
-        size += param.numel()
+        label, name, held = label_of(groups, number, position), NO_KERNEL, 0
+        if dtype_name(param.dtype) in PARAM_DTYPES:
+            spec = spec_at(rule, form, groups, number, position)
+            name, held = spec.name, bytes_of(spec, param.numel())
+            size += param.numel()
+        rows.append(Row(label, tuple(param.shape), name, held))
     return Description(tuple(rows), size)

@@ -35,8 +35,6 @@ class Source:
         declared = get_rule(rule)
         settings = {**declared.defaults, **settings_of(rule, form, options)}
         self._names = [h.name for h in declared.hyper(settings)]
-        clip = (options["settings"] or {}).get("clip_gradient")
-        self._fixed = {} if clip is None else {"clip_gradient": clip}
         self.initial = {slot: float(options[name]) for slot, name in form.initial.items()}
         self.lanes: dict[tuple[str, torch.device], Lane] = {}
 

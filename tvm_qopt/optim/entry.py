@@ -37,6 +37,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_kind(label: str, param: torch.Tensor, grad: torch.Tensor) -> None:
     """Raise for parameters and gradients that no kernel takes, as torch does."""
+    if any(n > 1 and not stride for n, stride in zip(param.shape, param.stride(), strict=True)):
+        wanted = "weights each in its own place"
+        raise ShapeMismatch(label, expected=wanted, got=f"strides {tuple(param.stride())}")
     if grad.layout is not STRIDED:
         wanted = "a dense gradient (torch.optim.SparseAdam takes sparse ones)"
         raise DeviceMismatch(label, expected=wanted, got=str(grad.layout))

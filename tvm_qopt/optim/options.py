@@ -54,6 +54,9 @@ MEANING = {
 STORAGE = ("state", "block_size", "min_8bit_size", "master_weights", "bf16_stochastic_round")
 """The options that say how state is stored: those of the optimizer, not of a saved state, hold."""
 
+OF_CALLS = ("clip_gradient", "scalars")
+"""Settings that change what each call is given; the classes do not."""
+
 MASTERS = {None: "plain", "float32": "master", "split": "split"}
 MAX_GRAD_NORM = Hyper("max_grad_norm", low_open=True)
 SMALL_STATE = "float32"
@@ -105,13 +108,22 @@ def check_options(rule: str, form: Form, options: Options) -> None:
         raise HyperOutOfRange("bf16_stochastic_round", expected=wanted, got="True")
     if options["max_grad_norm"] is not None:
         MAX_GRAD_NORM.check(options["max_grad_norm"])
-    if not isinstance(options["settings"], (Mapping, type(None))):
-        raise HyperOutOfRange("settings", expected="a dict", got=repr(options["settings"]))
     for option in form.initial.values():
         Hyper(option).check(options[option])
     settings = settings_of(rule, form, options)
+    _check_settings(options, settings)
     check_hyper(rule, form, options, settings)
     _check_state(spec_of(rule, form, options, size=options["min_8bit_size"], param="float32"))
+
+
+def _check_settings(options: Options, settings: Options) -> None:
+    given = options["settings"]
+    if not isinstance(given, (Mapping, type(None))):
+        raise HyperOutOfRange("settings", expected="a dict", got=repr(given))
+    for name in given or {}:
+        if name in settings or name in options or name in OF_CALLS:
+            where = "an option of its own" if name not in OF_CALLS else "nothing: see Kernel.plan"
+            raise HyperOutOfRange("settings", expected=f"for {name} {where}", got=repr(given))
 
 
 def _check_choice(name: str, options: Options, choices: Iterable[Any]) -> None:
