@@ -104,8 +104,6 @@ def test_what_cannot_be_turned_is_refused() -> None:
     with pytest.raises(HyperOutOfRange, match="differentiable"):
         optim.from_torch(torch.optim.AdamW(params(), differentiable=True))
 
-    class Mine(torch.optim.AdamW):
-        pass
-
+    mine = type("Mine", (torch.optim.AdamW,), {})
     with pytest.raises(UnknownName, match="Mine"):
-        optim.from_torch(Mine(params()))
+        optim.from_torch(mine(params()))

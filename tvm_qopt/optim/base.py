@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -31,18 +32,22 @@ class QoptOptimizer(torch.optim.Optimizer):
 
     rule: ClassVar[str] = ""
     form: ClassVar[Form] = Form({})
+    __signature__: ClassVar[inspect.Signature]
 
     _step_supports_amp_scaling = True  # GradScaler sets grad_scale and found_inf for a step
     last_step_skipped: bool = False
     last_grad_norm: float | None = None
 
-    def __init__(
-        self,
-        params: Any,
-        options: Mapping[str, Any],
-        overrides: Mapping[torch.Tensor, Mapping[str, Any]] | None = None,
-    ) -> None:
-        super().__init__(params, dict(options))
+    def __init__(self, params: Any, *args: Any, **options: Any) -> None:
+        """The arguments are those of the class's signature."""
+        try:
+            bound = type(self).__signature__.bind(params, *args, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
+        bound.apply_defaults()
+        defaults = dict(bound.arguments)
+        params, overrides = defaults.pop("params"), defaults.pop("overrides")
+        super().__init__(params, defaults)
         self._bind_anew()
         for param, own in (overrides or {}).items():
             self.override(param, **own)

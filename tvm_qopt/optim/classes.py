@@ -42,22 +42,10 @@ def optimizer_class(
     form = form_of(rule)
     given = {**form.arguments, **COMMON, **defaults}
     options.check_names(defaults, {**form.arguments, **COMMON})
-    signature = _signature(form.positional, given)
-
-    def __init__(self: QoptOptimizer, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        chosen = dict(bound.arguments)
-        del chosen["self"]
-        params, overrides = chosen.pop("params"), chosen.pop("overrides")
-        QoptOptimizer.__init__(self, params, chosen, overrides)
-
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
-    __init__.__qualname__ = f"{name}.__init__"
     body = {
-        "__init__": __init__,
         "__doc__": _docstring(rule, given),
         "__module__": module,
+        "__signature__": _signature(form.positional, given),
         "rule": rule,
         "form": form,
     }
@@ -78,8 +66,8 @@ def _defaults(rule: str, variant: str) -> dict[str, Any]:
 
 
 def _signature(positional: int, given: Mapping[str, Any]) -> inspect.Signature:
-    """self and params, the rule's arguments, and the common ones by name."""
-    parameters = [inspect.Parameter(name, POSITIONAL) for name in ("self", "params")]
+    """params, the rule's arguments, and the common ones by name."""
+    parameters = [inspect.Parameter("params", POSITIONAL)]
     for i, (name, default) in enumerate(given.items()):
         kind = POSITIONAL if i < positional else ONLY_NAMED
         default = EMPTY if default is REQUIRED else default
