@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_qopt.version import __version__
 
 if TYPE_CHECKING:
-    from tvm_qopt import ops
+    from tvm_qopt import ops, optim
     from tvm_qopt.errors import QoptError
     from tvm_qopt.runtime.kernel import Kernel
     from tvm_qopt.runtime.plan import Plan
@@ -33,6 +33,7 @@ _HOMES = {
     "load": "runtime.store",
     "load_many": "runtime.store",
     "ops": "",
+    "optim": "",
     "set_num_threads": "runtime.threads",
 }
 
@@ -46,6 +47,7 @@ __all__ = [
     "load",
     "load_many",
     "ops",
+    "optim",
     "set_num_threads",
 ]
 

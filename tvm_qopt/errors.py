@@ -87,5 +87,9 @@ class HyperOutOfRange(ArgumentMismatch, ValueError):
     """A hyper-parameter outside the range its rule declares, or not a number."""
 
 
+class StateMismatch(ArgumentMismatch, ValueError):
+    """A saved or existing state that is not the one that the optimizer's options ask for."""
+
+
 class StaleRecord(UserWarning):
     """A tuning record that was not made for this definition or schedule; it is not used."""

@@ -30,6 +30,7 @@ from tvm_qopt.errors import (
     ArtifactMissing,
     BuildError,
     StoreError,
+    ToolMissing,
     UnknownName,
     UnsupportedSpec,
 )
@@ -453,6 +454,17 @@ def test_an_error_of_the_compiler_keeps_its_kind(root: Path, tmp_path: Path) -> 
     job = {"spec": "nosuchrule-dynamic8", "out": str(tmp_path / "out")}
     with pytest.raises(UnknownName, match=r"unknown rule 'nosuchrule'; known: .*adamw"):
         stores.run_compiler([job], NATIVE, cwd=str(tmp_path))
+
+
+def test_without_a_compiler_the_command_for_another_machine_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = with_site(tmp_path, "sys.modules['tvm'] = None")
+    monkeypatch.setenv("PYTHONPATH", env["PYTHONPATH"])
+    with pytest.raises(ToolMissing, match="the compiler is not installed") as caught:
+        tvm_qopt.load_many([SPEC, OTHER])
+    command = f"tvm-qopt build {SPEC.name} {OTHER.name} --target {NATIVE} --store"
+    assert command in str(caught.value) and str(root) in str(caught.value)
 
 
 @pytest.mark.parametrize("whole_group", [True, False])

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tvm_qopt.errors import DeviceMismatch, DtypeMismatch, ShapeMismatch
 from tvm_qopt.runtime.arrays import (
     CPU,
@@ -13,11 +15,13 @@ from tvm_qopt.runtime.arrays import (
     CUDA_HOST,
     ArrayView,
     check_layout,
+    copy_from_host,
+    full_like,
     view_of,
     window,
 )
 from tvm_qopt.runtime.state import check_qmap
-from tvm_qopt.spec import CONST, OF_PLAN, KernelSpec, TensorSpec
+from tvm_qopt.spec import CONST, OF_PLAN, RNG, RNG_SCALARS, WORKSPACE, KernelSpec, TensorSpec
 
 DEVICES = {"llvm": (CPU, CUDA_HOST), "cuda": (CUDA,)}
 """Target kind -> the DLPack devices whose arrays its kernels take."""
@@ -40,6 +44,24 @@ def check_arguments(spec: KernelSpec, kind: str, given: Mapping[str, Any]) -> di
         if t.role == CONST:
             check_qmap(name, given[name], levels=int(t.shape[0]))
     return views
+
+
+def own_arrays(spec: KernelSpec, param: Any, view: ArrayView) -> dict[str, Any]:
+    """What a call needs beside what the user has: the scalars it reads and scratch memory.
+
+    NumPy's for memory of the host, else of the library and device of `param`.
+    """
+    like = np.empty(0) if view.device[0] in (CPU, CUDA_HOST) else param
+    blocks = -(-view.size // spec.block_size)
+    own = {"hyper": full_like(like, (len(spec.scalars),), "float32", 0)}
+    own |= {
+        t.name: full_like(like, (blocks,), t.dtype, 0) for t in spec.tensors if t.role == WORKSPACE
+    }
+    if any(t.role == RNG for t in spec.tensors):
+        own["rng"] = full_like(like, (len(RNG_SCALARS),), "int32", 0)
+        own["block_number"] = full_like(like, (blocks,), "int32", 0)
+        copy_from_host(own["block_number"], np.arange(blocks, dtype=np.int32))
+    return own
 
 
 def check_argument(

@@ -225,6 +225,19 @@ def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) ->
     return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
 
 
+_DATA = 24  # bytes from a tvm_ffi.Tensor's object to its DLTensor, whose first field is the address
+
+
+def address_cell(window: Any) -> ctypes.c_uint64:
+    """Where a window keeps the address that kernels read; written, the window has moved.
+
+    It lives as long as the window.
+    """
+    cell = ctypes.c_uint64.from_address(window.__chandle__() + _DATA)
+    assert cell.value == window.data_ptr(), "another layout of tvm_ffi.Tensor"
+    return cell
+
+
 def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) -> Any:
     """A new array on the device of `like`, filled with a number: of its library, or of NumPy
     where that has no more than DLPack and memory on the CPU.  None: not filled.

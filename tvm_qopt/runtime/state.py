@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,18 @@ def to_numpy(x: Any) -> npt.NDArray[Any]:
     if hasattr(x, "detach"):
         return np.asarray(x.detach().cpu().numpy())
     return np.asarray(x.get() if hasattr(x, "get") else np.from_dlpack(x))
+
+
+def sums_of(arrays: Sequence[Any]) -> npt.NDArray[np.float64]:
+    """The sum of each one-dimensional array, in float64 and in one order whatever stands beside."""
+    values = [to_numpy(x) for x in arrays]
+    sizes = np.array([x.size for x in values], np.intp)
+    sums = np.zeros(len(values))
+    if sizes.any():
+        starts = np.cumsum(sizes) - sizes
+        whole = np.concatenate(values).astype(np.float64)
+        sums[sizes > 0] = np.add.reduceat(whole, starts[sizes > 0])
+    return sums
 
 
 def read_number(name: str, x: Any) -> float:

@@ -93,14 +93,24 @@ def load_many(
         if policy == "rebuild" or not _usable(folder, rebuild=policy == "build")
     }
     if missing and policy == "cached":
-        names = " ".join(spec.name for spec in missing.values())
         raise ArtifactMissing(
             f"not in the store ({root}), and the policy is not to build; "
-            f"run: tvm-qopt build {names} --target {preset.name} --store"
+            f"run: {_command(missing, preset)}"
         )
     if missing:
-        _build_under_locks(root, missing, preset, rebuild=policy == "rebuild")
+        try:
+            _build_under_locks(root, missing, preset, rebuild=policy == "rebuild")
+        except ToolMissing as error:
+            raise ToolMissing(
+                f"{error} (where there is a compiler run: {_command(missing, preset)}; then set "
+                f"TVM_QOPT_STORE here to a copy of that store, in place of {root})"
+            ) from error
     return [_open(folder) for folder in folders]
+
+
+def _command(missing: dict[Path, KernelSpec], preset: TargetPreset) -> str:
+    names = " ".join(spec.name for spec in missing.values())
+    return f"tvm-qopt build {names} --target {preset.name} --store"
 
 
 def _this_gpu() -> str:

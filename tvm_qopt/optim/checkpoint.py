@@ -1,0 +1,91 @@
+"""Saved states: what they say beside torch's, and reading one without touching the optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tvm_qopt.errors import StateMismatch
+from tvm_qopt.optim.engine import Groups, label_of
+from tvm_qopt.optim.entry import dtype_name
+from tvm_qopt.optim.forms import Form
+from tvm_qopt.optim.layout import Layout
+from tvm_qopt.optim.options import STORAGE, check_options, options_of, spec_of
+from tvm_qopt.optim.state import FORMAT, State, checked, format_tensor, format_text
+from tvm_qopt.spec import KernelSpec
+
+OF_OPTIMIZER = (*STORAGE, "params", "overrides")
+"""Entries of a group that are the optimizer's, whatever was saved."""
+
+
+def spec_at(rule: str, form: Form, groups: Groups, number: int, position: int) -> KernelSpec:
+    """The kernel that a parameter's options choose (for a gradient of its own dtype)."""
+    param = groups[number]["params"][position]
+    options = options_of(groups[number], position)
+    return spec_of(rule, form, options, size=param.numel(), param=dtype_name(param.dtype))
+
+
+def places(groups: Groups) -> Iterator[tuple[int, int, torch.Tensor]]:
+    for number, group in enumerate(groups):
+        for position, param in enumerate(group["params"]):
+            yield number, position, param
+
+
+def tagged(rule: str, form: Form, groups: Groups, packed: dict[str, Any]) -> dict[str, Any]:
+    """What torch packed, with the format of each parameter's state beside it."""
+    states = dict(packed["state"])
+    indices = [index for group in packed["param_groups"] for index in group["params"]]
+    for (number, position, param), index in zip(places(groups), indices, strict=True):
+        if states.get(index):
+            spec = spec_at(rule, form, groups, number, position)
+            text = format_text(spec, Layout.of(param))
+            states[index] = {**states[index], FORMAT: format_tensor(text)}
+    return {**packed, "state": states}
+
+
+def read(
+    rule: str, form: Form, groups: Groups, saved: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[torch.Tensor, State]]:
+    """New groups and states from what was saved; raises StateMismatch, and changes nothing."""
+    for part in ("state", "param_groups"):
+        if part not in saved:
+            raise StateMismatch("state_dict", expected=f"an entry {part!r}", got=repr([*saved]))
+    saved_groups = saved["param_groups"]
+    _check_sizes(groups, saved_groups)
+    fresh = [_group(group, other) for group, other in zip(groups, saved_groups, strict=True)]
+    for group in fresh:
+        check_options(rule, form, group)
+    indices = [index for group in saved_groups for index in group["params"]]
+    for index in saved["state"]:
+        if index not in indices:
+            got = "one that no group has"
+            raise StateMismatch(f"state of parameter {index!r}", expected="a parameter", got=got)
+    states = {}
+    for (number, position, param), index in zip(places(fresh), indices, strict=True):
+        if saved["state"].get(index):
+            label = label_of(fresh, number, position)
+            spec, layout = spec_at(rule, form, fresh, number, position), Layout.of(param)
+            states[param] = checked(label, saved["state"][index], spec, layout, param.device)
+    return fresh, states
+
+
+def _check_sizes(groups: Groups, saved: Sequence[Mapping[str, Any]]) -> None:
+    sizes, others = ([len(group["params"]) for group in each] for each in (groups, saved))
+    if sizes != others:
+        wanted = f"{len(sizes)} of {sizes} parameters"
+        raise StateMismatch("param_groups", expected=wanted, got=f"{len(others)} of {others}")
+
+
+def _group(group: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's own parameters and storage, with the numbers that were saved."""
+    numbers = {name: value for name, value in saved.items() if name not in OF_OPTIMIZER}
+    merged = {**group, **copy.deepcopy(numbers)}
+    merged["overrides"] = copy.deepcopy(group["overrides"])
+    for position, own in saved.get("overrides", {}).items():
+        kept = {name: value for name, value in own.items() if name not in STORAGE}
+        if kept:
+            merged["overrides"].setdefault(position, {}).update(kept)
+    return merged

@@ -1,0 +1,258 @@
+"""A step of all parameters: bind what is new or has moved, clip, and call each kernel once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tvm_qopt.optim.clip import GradNorm
+from tvm_qopt.optim.entry import Entry, Held, check_kind, dtype_name, naming
+from tvm_qopt.optim.forms import Form, Options, number_of, settings_of
+from tvm_qopt.optim.options import STORAGE, options_of, spec_of
+from tvm_qopt.optim.state import check_same_storage, tensors_of
+from tvm_qopt.rules import get_rule
+from tvm_qopt.runtime.arrays import target_of, view_of
+from tvm_qopt.runtime.batch import Batch
+from tvm_qopt.runtime.kernel import Kernel
+from tvm_qopt.runtime.store import load_many
+from tvm_qopt.spec import KernelSpec
+
+CLIP_EPS = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
+
+Groups = Sequence[dict[str, Any]]
+States = defaultdict[torch.Tensor, dict[str, Any]]
+
+
+class Source:
+    """Options that parameters share: those of a group, or those of one that overrides some."""
+
+    def __init__(self, rule: str, form: Form, options: Options) -> None:
+        self.form, self.structure = form, structure_of(form, options)
+        declared = get_rule(rule)
+        settings = {**declared.defaults, **settings_of(rule, form, options)}
+        self._names = [h.name for h in declared.hyper(settings)]
+        self.initial = {slot: float(options[name]) for slot, name in form.initial.items()}
+        self.lanes: dict[tuple[str, torch.device], Lane] = {}
+
+    def refresh(self, options: Options) -> None:
+        """Take the numbers of this step."""
+        self.hyper = {name: number_of(name, self.form, options) for name in self._names}
+        self.maximize, self.max_grad_norm = options["maximize"], options["max_grad_norm"]
+        self.seed = options["seed"]
+
+    def lane(self, kernel: Kernel, device: torch.device) -> Lane:
+        key = kernel.spec.name, device
+        if key not in self.lanes:
+            self.lanes[key] = Lane(self, Batch(kernel))
+        return self.lanes[key]
+
+
+def structure_of(form: Form, options: Options) -> tuple[Any, ...]:
+    """What of the options decides which kernels are called; the rest are numbers."""
+    named = [options[name] for name in (*STORAGE, "nonfinite", "settings")]
+    switches = [options[name] for name, value in form.arguments.items() if isinstance(value, bool)]
+    return (*named, *switches, form.settings(options))
+
+
+class Lane:
+    """The parameters of one source that one kernel updates."""
+
+    def __init__(self, source: Source, batch: Batch) -> None:
+        self.source, self.batch, self.initial = source, batch, source.initial
+        self.names = tuple(t.name for t in tensors_of(batch.kernel.spec))
+
+
+@dataclass
+class Outcome:
+    """skipped: a parameter with a gradient stayed as it was.  grad_norm: of all gradients, where
+    one was asked for."""
+
+    skipped: bool = False
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A parameter that is to be bound.  index: its number in the whole optimizer."""
+
+    param: torch.Tensor
+    source: Source
+    spec: KernelSpec
+    label: str
+    index: int
+
+
+@dataclass
+class Job:
+    """Parameters of one lane that are at the same step."""
+
+    lane: Lane
+    step: int
+    entries: list[Entry]
+    scalars: list[float] = field(default_factory=list)
+
+
+def label_of(groups: Groups, number: int, position: int) -> str:
+    """What errors and tables call a parameter."""
+    group = groups[number]
+    if "param_names" in group:
+        return str(group["param_names"][position])
+    return f"parameter {position} of group {number}"
+
+
+class Engine:
+    """What an optimizer remembers between steps; all of it can be made again from its state."""
+
+    def __init__(self, rule: str, form: Form) -> None:
+        self.rule, self.form = rule, form
+        self.entries: dict[torch.Tensor, Entry] = {}
+        self._sources: dict[Any, Source] = {}
+        self._norm = GradNorm()
+        self._tick = 0
+
+    def step(self, groups: Groups, states: States, grad_scale: float) -> Outcome:
+        """Update every parameter that has a gradient; nothing is written where this raises."""
+        held = Held()
+        lanes = self._collect(groups, states, held)
+        outcome = Outcome()
+        if any(lane.source.max_grad_norm is not None for lane in lanes):
+            entries = [entry for each in lanes.values() for entry in each]
+            outcome.grad_norm = self._norm.total(entries) / grad_scale
+            outcome.skipped = not outcome.grad_norm < float("inf")
+            if outcome.skipped:
+                return outcome
+        jobs = [job for lane, entries in lanes.items() for job in _jobs(lane, entries)]
+        for job in jobs:
+            source = job.lane.source
+            job.scalars = job.lane.batch.scalars(
+                source.hyper,
+                step=job.step,
+                grad_scale=grad_scale,
+                gnorm_scale=_clip(source.max_grad_norm, outcome.grad_norm),
+                maximize=source.maximize,
+            )
+        written = [entry for job in jobs for entry in self._run(job, outcome)]
+        held.write_back()
+        torch.autograd.graph.increment_version([entry.param for entry in written])
+        for entry in written:
+            entry.written()
+        return outcome
+
+    def _run(self, job: Job, outcome: Outcome) -> list[Entry]:
+        """Returns the parameters that were updated."""
+        for entry in job.entries:
+            entry.member.seed(job.lane.source.seed + entry.seed, job.step)
+        ran = job.lane.batch.step([entry.member for entry in job.entries], job.scalars)
+        done = [entry for entry, runs in zip(job.entries, ran, strict=True) if runs]
+        for entry in done:
+            entry.state["step"] = job.step
+        outcome.skipped |= len(done) < len(ran)
+        return done
+
+    def _collect(self, groups: Groups, states: States, held: Held) -> dict[Lane, list[Entry]]:
+        """The parameters that have a gradient, by lane, each reading the gradient of now."""
+        self._tick += 1
+        lanes: dict[Lane, list[Entry]] = defaultdict(list)
+        fresh = []
+        for number, position, source, param, grad in self._present(groups):
+            entry = self.entries.get(param)
+            state = states.get(param)
+            if (
+                entry is None
+                or state is None
+                or entry.lane.source is not source
+                or not entry.take(state, grad, held)
+            ):
+                fresh.append(self._fresh(groups, number, position, source))
+            elif entry.tick != self._tick:  # listed twice, it is stepped once
+                entry.tick = self._tick
+                lanes[entry.lane].append(entry)
+        for entry in self._bind(fresh, states):
+            entry.tick = self._tick
+            entry.take(entry.state, entry.param.grad, held)
+            lanes[entry.lane].append(entry)
+        return lanes
+
+    def _present(
+        self, groups: Groups
+    ) -> Iterator[tuple[int, int, Source, torch.Tensor, torch.Tensor]]:
+        """Every parameter that has a gradient: its place, its options, itself, its gradient."""
+        for number, group in enumerate(groups):
+            overrides = group["overrides"]
+            shared = self._source(number, group)
+            for position, param in enumerate(group["params"]):
+                grad = param.grad
+                if grad is None:
+                    continue
+                source = shared
+                if position in overrides:
+                    source = self._source((number, position), {**group, **overrides[position]})
+                yield number, position, source, param, grad
+
+    def _source(self, key: Any, options: Options) -> Source:
+        """The source of a group (or parameter), anew where what decides the kernels has changed."""
+        source = self._sources.get(key)
+        if source is None or source.structure != structure_of(self.form, options):
+            source = self._sources[key] = Source(self.rule, self.form, options)
+        source.refresh(options)
+        return source
+
+    def _fresh(self, groups: Groups, number: int, position: int, source: Source) -> Fresh:
+        """What a parameter is to be bound with; raises for what no kernel takes."""
+        param = groups[number]["params"][position]
+        label = label_of(groups, number, position)
+        check_kind(label, param, param.grad)
+        options = options_of(groups[number], position)
+        spec = spec_of(
+            self.rule,
+            self.form,
+            options,
+            size=param.numel(),
+            param=dtype_name(param.dtype),
+            grad=dtype_name(param.grad.dtype),
+        )
+        index = sum(len(group["params"]) for group in groups[:number]) + position
+        return Fresh(param, source, spec, label, index)
+
+    def _bind(self, fresh: Sequence[Fresh], states: States) -> Iterator[Entry]:
+        """Bind parameters to kernels; what the store lacks is built in one process a target."""
+        targets = {each.param.device: "" for each in fresh}
+        for each in fresh:
+            with naming(each.label):
+                targets[each.param.device] = target_of(view_of("param", each.param))
+        kernels: dict[tuple[str, KernelSpec], Kernel] = {}
+        for target in sorted(set(targets.values())):
+            specs = {each.spec: None for each in fresh if targets[each.param.device] == target}
+            for spec, kernel in zip(specs, load_many(list(specs), target=target), strict=True):
+                kernels[target, spec] = kernel
+        for each in fresh:
+            param, before = each.param, self.entries.get(each.param)
+            if before is not None and before.tick == self._tick:
+                continue  # listed twice
+            state = states[param]
+            if before is not None and state:
+                check_same_storage(each.label, before.spec, each.spec)
+            lane = each.source.lane(kernels[targets[param.device], each.spec], param.device)
+            entry = Entry(param, param.grad, state, lane, label=each.label, seed=each.index)
+            self.entries[param] = entry
+            yield entry
+
+
+def _jobs(lane: Lane, entries: Sequence[Entry]) -> list[Job]:
+    """The parameters of a lane by the number of their update."""
+    by_step: dict[int, Job] = {}
+    for entry in entries:
+        step = entry.state["step"] + 1
+        if step not in by_step:
+            by_step[step] = Job(lane, step, [])
+        by_step[step].entries.append(entry)
+    return list(by_step.values())
+
+
+def _clip(limit: float | None, norm: float | None) -> float:
+    """The factor of `torch.nn.utils.clip_grad_norm_`."""
+    return 1.0 if limit is None or norm is None else min(1.0, limit / (norm + CLIP_EPS))

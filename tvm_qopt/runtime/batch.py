@@ -1,0 +1,166 @@
+"""Many tensors of one kernel that step together, for callers who check their tensors themselves.
+
+What a Plan checks at every step is checked when a tensor joins; after that a step takes addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_qopt.runtime.arguments import check_arguments, own_arrays
+from tvm_qopt.runtime.arrays import address_cell, copy_from_host, view_of
+from tvm_qopt.runtime.calls import VECTOR_BYTES, Call, bind, run
+from tvm_qopt.runtime.scalars import Scalars, random_words
+from tvm_qopt.runtime.state import sums_of
+from tvm_qopt.spec import norm_tensor
+
+if TYPE_CHECKING:
+    from tvm_qopt.runtime.kernel import Kernel
+
+Sums = dict[str, npt.NDArray[np.float64]]
+"""The name of a norm -> the sum of squares of each member."""
+
+MOVING = ("param", "grad")
+
+
+class Member:
+    """A tensor of a batch.  It keeps no array of the user's alive: whoever steps it does.
+
+    `place` says where weight and gradient are now; their sizes and dtypes stay.
+    """
+
+    def __init__(self, kernel: Kernel, given: Mapping[str, Any], hyper: Any) -> None:
+        spec = kernel.spec
+        views = check_arguments(spec, kernel.manifest.kind, given)
+        self._kernel, self.device = kernel, views["param"].device
+        self.own = own_arrays(spec, given["param"], views["param"])
+        if hyper is not None:
+            self.own["hyper"] = hyper
+        views |= {name: view_of(name, array) for name, array in self.own.items()}
+        self.calls = bind(kernel, views)
+        self._aligned = "main_any" not in kernel.parts
+        index = {t.name: i for i, t in enumerate(spec.tensors)}
+        self._places = {
+            name: self._cells(views, name, index[name]) for name in MOVING if name in index
+        }
+
+    def _cells(self, views: Mapping[str, Any], name: str, index: int) -> list[tuple[Any, int]]:
+        """The cells that hold an address, with their distance from the tensor's own."""
+        cells = [address_cell(call.arguments[index]) for call in self.calls.update]
+        return [(cell, cell.value - views[name].address) for cell in cells]
+
+    def seed(self, seed: int, step: int) -> None:
+        """Set what the next step's random rounding depends on, where the weights have one."""
+        if "rng" in self.own:
+            copy_from_host(self.own["rng"], random_words(seed, step))
+
+    def place(self, name: str, address: int) -> None:
+        for cell, offset in self._places[name]:
+            cell.value = address + offset
+        if not self._aligned and address % VECTOR_BYTES:
+            self.calls, self._aligned = self.calls.for_any_address(self._kernel), True
+
+
+class Batch:
+    """The tensors of one kernel on one device; not to be stepped by two threads at once."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self._passes, self._scalars = kernel.spec.rule_.norms, Scalars(kernel.spec)
+        self._host = np.zeros(len(kernel.spec.scalars), np.float32)
+        self._shared: Any = None  # the scalars of all members, where no norm makes them differ
+
+    def add(self, given: Mapping[str, Any]) -> Member:
+        """Check the arguments of a tensor (those of `Kernel.plan`, by name) and bind them."""
+        member = Member(self.kernel, given, self._shared)
+        if not self._passes:
+            self._shared = member.own["hyper"]
+        return member
+
+    def scalars(
+        self,
+        hyper: dict[str, float],
+        *,
+        step: int,
+        grad_scale: float = 1.0,
+        gnorm_scale: float = 1.0,
+        maximize: bool = False,
+    ) -> list[float]:
+        """What members read in a step, arguments as for `Plan.step`; raises what it raises."""
+        scalars = self._scalars.of(step, grad_scale, gnorm_scale, hyper)
+        if maximize:
+            scalars[0] = -scalars[0]
+        return scalars
+
+    def step(
+        self,
+        members: Sequence[Member],
+        scalars: list[float],
+        *,
+        reduce: Callable[[Sums], Sums] = lambda sums: sums,
+        stream: int | None = None,
+    ) -> list[bool]:
+        """Update the members' tensors as `Plan.step` would one by one, to the bit.
+
+        scalars: the last that the method of this name made.  reduce: adds up the sums of squares
+        of tensors that are spread over processes.  Returns which members ran.
+        """
+        if not members:
+            return []
+        ran = [True] * len(members)
+        if self._passes:
+            ran = self._find_norms(members, scalars, reduce, stream)
+        else:
+            self._write(self._shared, scalars)
+        ready = [member for member, runs in zip(members, ran, strict=True) if runs]
+        self._run([call for m in ready for call in m.calls.update], members, stream)
+        return ran
+
+    def sums(
+        self, members: Sequence[Member], number: int = 0, *, stream: int | None = None
+    ) -> Sums:
+        """Run norm pass `number` with the scalars as they are; waits for a GPU."""
+        self._run([call for m in members for call in m.calls.norms[number]], members, stream)
+        return {
+            name: sums_of([m.own[norm_tensor(number, name)] for m in members])
+            for name in self._passes[number].names
+        }
+
+    def _find_norms(
+        self,
+        members: Sequence[Member],
+        scalars: list[float],
+        reduce: Callable[[Sums], Sums],
+        stream: int | None,
+    ) -> list[bool]:
+        """Give each member its scalars; returns which have norms that float32 can hold."""
+        own = [list(scalars) for _ in members]
+        finite = [True] * len(members)
+        for number in range(len(self._passes)):
+            self._write_each(members, own)
+            sums = reduce(self.sums(members, number, stream=stream))
+            for i, values in enumerate(own):
+                norms = {name: math.sqrt(each[i]) for name, each in sums.items()}
+                finite[i] = finite[i] and self._scalars.finish(number, norms, values)
+        self._write_each(members, own)
+        return finite
+
+    def _write_each(self, members: Sequence[Member], own: list[list[float]]) -> None:
+        for member, values in zip(members, own, strict=True):
+            self._write(member.own["hyper"], values)
+
+    def _write(self, hyper: Any, scalars: list[float]) -> None:
+        if isinstance(hyper, np.ndarray):
+            hyper[:] = scalars
+        else:
+            self._host[:] = scalars
+            copy_from_host(hyper, self._host)
+
+    def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: int | None) -> None:
+        first = members[0]
+        run(calls, first.device, like=first.own["hyper"], keep=members, stream=stream)

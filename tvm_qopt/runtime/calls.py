@@ -1,0 +1,146 @@
+"""The calls of a kernel's entry points for one tensor, bound to their arguments; making them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvm_qopt.runtime.arguments import Part, window_of, windows
+from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
+from tvm_qopt.runtime.threads import call_parallel, get_num_threads
+from tvm_qopt.spec import KernelSpec, norms_entry
+
+if TYPE_CHECKING:
+    from tvm_qopt.runtime.kernel import Kernel
+
+VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is a `main_any`
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The function for many threads (None where one thread is sooner), that for one, and what they
+    are called with."""
+
+    parallel: Any
+    serial: Any
+    part: Part
+    arguments: tuple[Any, ...]
+
+    def with_argument(self, index: int, argument: Any) -> Call:
+        arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
+        return dataclasses.replace(self, arguments=arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """update: the calls of the update; norms: those of each norm pass.  The full blocks by one
+    entry point, a short last block by `tail`; none for an empty tensor."""
+
+    update: list[Call]
+    norms: list[list[Call]]
+
+    def rebind(self, spec: KernelSpec, name: str, view: ArrayView) -> None:
+        """Put the windows of one argument in the place of the old ones."""
+        index = [t.name for t in spec.tensors].index(name)
+        for calls in (self.update, *self.norms):
+            for i, call in enumerate(calls):
+                argument = window_of(spec, spec.tensors[index], view, call.part)
+                calls[i] = call.with_argument(index, argument)
+
+    def for_any_address(self, kernel: Kernel) -> Calls:
+        """The same for addresses that `main` does not take."""
+
+        def of(calls: list[Call], number: int | None) -> list[Call]:
+            entry = kernel.entries[_entry("main_any", number)]
+            full = kernel.spec.block_size
+            return [
+                dataclasses.replace(call, serial=entry) if call.part.size == full else call
+                for call in calls
+            ]
+
+        return Calls(of(self.update, None), [of(each, i) for i, each in enumerate(self.norms)])
+
+
+def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
+    """The calls for arrays that were checked."""
+    size, block = views["param"].size, kernel.spec.block_size
+    blocks, rest = divmod(size, block)
+    passes: list[int | None] = [None, *range(len(kernel.spec.rule_.norms))]
+    calls: dict[int | None, list[Call]] = {number: [] for number in passes}
+    if blocks:
+        part = Part(0, blocks, block)
+        arguments = windows(kernel.spec, views, part)
+        for number in passes:
+            entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
+            parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
+            calls[number].append(Call(parallel, serial, part, arguments))
+    if rest:
+        part = Part(blocks, 1, rest)
+        arguments = windows(kernel.spec, views, part)
+        for number in passes:
+            tail = kernel.entries[_entry("tail", number)]
+            calls[number].append(Call(None, tail, part, arguments))
+    return Calls(calls.pop(None), list(calls.values()))
+
+
+def _entry(part: str, norms: int | None) -> str:
+    return part if norms is None else norms_entry(norms, part)
+
+
+def _choose(
+    entries: Mapping[str, Any], views: Mapping[str, ArrayView], *, small: bool
+) -> tuple[Any, Any]:
+    """The functions for the full blocks: for many threads, and for one (or for a GPU)."""
+    if "main_any" in entries:
+        aligned = all(view.address % VECTOR_BYTES == 0 for view in views.values())
+        return None, entries["main" if aligned else "main_any"]
+    return None if small else entries["main"], entries["main_serial"]
+
+
+def run(
+    calls: Sequence[Call],
+    device: tuple[int, int],
+    *,
+    like: Any,
+    keep: object,
+    stream: int | None = None,
+) -> None:
+    """Make calls, of one tensor or of many, in order; on a GPU queue them.
+
+    like: an array of the caller's library, whose current stream is the default.  keep: what the
+    calls need alive; it stays so until they are done.
+    """
+    if not calls:  # an empty tensor
+        return
+    if device[0] == CUDA:
+        _run_on_stream(device, like, calls, stream)
+        return
+    if get_num_threads() == 1 or all(call.parallel is None for call in calls):
+        _call_in_turn(calls)
+    else:
+        call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], keep)
+
+
+def _call_in_turn(calls: Sequence[Call]) -> None:
+    """Make the calls on this thread; Ctrl-C, which comes when one returns, waits for the rest."""
+    rest = iter(calls)
+    try:
+        for call in rest:
+            call.serial(*call.arguments)
+    finally:
+        for call in rest:
+            call.serial(*call.arguments)
+
+
+def _run_on_stream(
+    device: tuple[int, int], like: Any, calls: Sequence[Call], stream: int | None
+) -> None:
+    """Queue the calls on a stream, by default the one that the caller's library uses now."""
+    import tvm_ffi
+
+    handle = current_stream(like, device[1]) if stream is None else stream
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", device[1]), handle):
+        for call in calls:
+            call.serial(*call.arguments)

@@ -1,0 +1,93 @@
+"""The scalars that a kernel reads at a step, made from what the user gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_qopt.errors import HyperOutOfRange, UnknownName
+from tvm_qopt.rules import CLIP_SCALAR
+from tvm_qopt.spec import CLIP_GRADIENT, GNORM_SCALE, GRAD_SCALE, KernelSpec
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+NO_CLIP = math.inf
+
+
+class Scalars:
+    """Check the hyper-parameters of one kernel and derive what it reads; one user at a time.
+
+    What repeats from step to step is checked once.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.names = spec.scalars
+        self._rule, self._settings, self._ranges = spec.rule_, spec.all_settings, spec.hyper
+        self._first_step = self._rule.first_step(self._settings)
+        self._given: dict[str, float] | None = None
+        self._values: dict[str, float] = {}
+
+    def of(
+        self, step: int, grad_scale: float, gnorm_scale: float, hyper: dict[str, float]
+    ) -> list[float]:
+        """What the kernel reads, in its order; raises HyperOutOfRange or UnknownName."""
+        self._check_step(step)
+        # Often the same from step to step.  (Only numbers compare without a surprise.)
+        if any(type(x) is not float for x in hyper.values()) or hyper != self._given:
+            self._values = self._check(hyper)
+            self._given = hyper
+        values = self._values
+        factor = GNORM_SCALE.check(gnorm_scale) / GRAD_SCALE.check(grad_scale)
+        derived = self._rule.derive(values, step, self._settings)
+        scalars = [factor, *(derived.get(name, 0.0) for name in self._rule.scalars)]
+        if CLIP_SCALAR in self.names:
+            clip = values[CLIP_GRADIENT.name]
+            scalars.insert(1, clip if clip >= 0 else NO_CLIP)
+        held = [abs(x) <= FLOAT32_MAX or x == NO_CLIP for x in scalars]
+        if not all(held):
+            where = held.index(False)
+            given = {"grad_scale": grad_scale, "gnorm_scale": gnorm_scale, **values, "step": step}
+            got = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            name = self.names[where]
+            raise HyperOutOfRange(name, expected="a scalar that float32 can hold", got=got)
+        return scalars
+
+    def finish(self, number: int, found: Mapping[str, float], scalars: list[float]) -> bool:
+        """Put what norm pass `number` found into the scalars of this step.
+
+        Returns False, and leaves them, where a norm or what follows from it is beyond float32.
+        """
+        if not all(map(math.isfinite, found.values())):
+            return False
+        made = self._rule.norms[number].finish(found, self._values, self._settings)
+        if not all(abs(x) <= FLOAT32_MAX for x in made.values()):
+            return False
+        for name, value in made.items():
+            scalars[self.names.index(name)] = value
+        return True
+
+    def _check_step(self, step: object) -> None:
+        valid = isinstance(step, (int, np.integer)) and not isinstance(step, bool)
+        if not valid or not self._first_step <= step < 2**53:  # type: ignore[operator]
+            wanted = f"an integer from {self._first_step} to 2^53 - 1"
+            raise HyperOutOfRange("step", expected=wanted, got=repr(step))
+
+    def _check(self, hyper: Mapping[str, float]) -> dict[str, float]:
+        names = {h.name for h in self._ranges}
+        for name in hyper.keys() - names:
+            raise UnknownName(f"hyper-parameter of {self._rule.name}", name, names)
+        defaults = {h.name: h.default for h in self._ranges if h.default is not None}
+        given = {**defaults, **hyper}
+        for name in sorted(names - given.keys()):
+            raise HyperOutOfRange(name, expected="a number", got="nothing")
+        return {h.name: h.check(given[h.name]) for h in self._ranges}
+
+
+def random_words(seed: int, step: int) -> npt.NDArray[np.int32]:
+    """What the generator of stochastic weights starts from; raises HyperOutOfRange."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
+        raise HyperOutOfRange("seed", expected="an integer in [0, 2^64)", got=repr(seed))
+    words = np.array([seed & 0xFFFFFFFF, seed >> 32, step & 0xFFFFFFFF], np.uint32)
+    return words.view(np.int32)
