@@ -15,7 +15,7 @@ from tvm_qopt.runtime.state import sums_of
 
 Array = npt.NDArray[Any]
 
-SIZES = (0, 1, 255, 256, 257, 4096, 70_000)  # the last is beyond what one thread handles
+SIZES = (0, 1, 255, 256, 257, 4096, 135_536)  # the last is beyond what one thread handles
 HYPER: dict[str, dict[str, float]] = {
     "adamw": {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1},
     "lamb": {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1},
@@ -176,7 +176,7 @@ def test_an_interrupt_between_calls_comes_after_the_last() -> None:
 
 def test_sums_do_not_depend_on_what_stands_beside() -> None:
     rng = np.random.default_rng(1)
-    arrays = [rng.random(n).astype(np.float32) ** 3 for n in (0, 1, 7, 129, 70_001, 8, 0, 1000)]
+    arrays = [rng.random(n).astype(np.float32) ** 3 for n in (0, 1, 7, 129, 135_537, 8, 0, 1000)]
     together = sums_of(arrays)
     assert [float(x) for x in together] == [float(sums_of([a])[0]) for a in arrays]
     assert together[4] == pytest.approx(float(arrays[4].sum(dtype=np.float64)), rel=1e-14)

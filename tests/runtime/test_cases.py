@@ -478,7 +478,7 @@ def threads() -> Iterator[None]:
     tvm_qopt.set_num_threads(number)
 
 
-LARGE = 70_001  # past the serial entry, with a tail
+LARGE = 135_537  # past the serial entry, with a tail
 
 
 def bits_of_three_steps() -> bytes:

@@ -168,7 +168,7 @@ def test_the_path_is_that_of_float32_weights(spec: tvm_qopt.KernelSpec) -> None:
 
 
 def test_more_elements_than_one_thread_takes() -> None:
-    size = 66_573
+    size = 132_109
     runs = [Run(MASTER, start(MASTER, size)), Run(SPLIT, start(SPLIT, size))]
     for grad in gradients(3, size):
         for run in runs:
@@ -428,7 +428,7 @@ def test_stochastic_has_the_same_bits_on_any_number_of_threads(
     for n in (1, 2, 4):
         tvm_qopt.set_num_threads(n)
         assert decayed(ones(size), value, **SAME).tobytes() == whole.tobytes(), f"{n} threads"
-        for part in (1, 255, 256, 257, 70_000):
+        for part in (1, 255, 256, 257, 135_536):
             got = decayed(ones(part), value, **SAME)
             assert got.tobytes() == whole[:part].tobytes(), f"{part} elements, {n} threads"
 
