@@ -81,3 +81,7 @@ class HyperOutOfRange(ArgumentMismatch, ValueError):
 
 class StateMismatch(ArgumentMismatch, ValueError):
     """A saved or existing state that is not the one that the optimizer's options ask for."""
+
+
+class StateReencoded(UserWarning):
+    """A state went from one storage to another with other levels, and was rounded on the way."""
