@@ -93,3 +93,7 @@ class StateMismatch(ArgumentMismatch, ValueError):
 
 class StaleRecord(UserWarning):
     """A tuning record that was not made for this definition or schedule; it is not used."""
+
+
+class StateReencoded(UserWarning):
+    """A state went from one storage to another with other levels, and was rounded on the way."""

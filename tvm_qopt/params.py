@@ -152,8 +152,9 @@ def _random16(xp: ArrayNamespace, a: Mapping[str, Value]) -> Value:
     key = _hash(xp, key, "random_block")
     key = _hash(xp, key ^ xp.cast(rng.step, "uint32"), "random_step")
     key = _hash(xp, key ^ xp.cast(rng.seed_high, "uint32"), "random_key")
-    element = xp.cast(xp.element_index(), "uint32") * golden
-    return _hash(xp, key + element, "random") >> 16
+    # bound, since TVM folds products of an unrolled index without wrapping them at 32 bits
+    element = xp.bind(xp.cast(xp.element_index(), "uint32"), "random_element")
+    return _hash(xp, key + element * golden, "random") >> 16
 
 
 def _hash(xp: ArrayNamespace, x: Value, name: str) -> Value:

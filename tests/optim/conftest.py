@@ -50,8 +50,13 @@ SPECS = (
     "adamw-float32-b256-p_bf16_master-g_bf16",
     "adamw-float32-b256-p_bf16_stochastic-g_bf16",
     f"adamw-float32-b128{FLOAT32}",
-    f"quantize-dynamic8s-b256{FLOAT32}",
-    f"quantize-dynamic8u-b256{FLOAT32}",
+    f"adamw-float32-b64{FLOAT32}",
+    *(
+        f"quantize-{state}-b{block}{FLOAT32}"
+        for state in ("dynamic8", "dynamic8s")
+        for block in (64, 256)
+    ),
+    *(f"quantize-{state}-b256{FLOAT32}" for state in ("linear8s", "linear8u")),
 )
 
 

@@ -292,15 +292,6 @@ def test_saved_numbers_out_of_range_are_refused_and_change_nothing() -> None:
     assert group["betas"] == (0.9, 0.999) and group["overrides"] == {0: {"lr": 1.0}}
 
 
-def test_torchs_own_state_is_refused_with_a_word() -> None:
-    params = model()
-    optimizer = torch.optim.AdamW(params)
-    train(optimizer, params, 0, 1)
-    for name in ("AdamW8bit", "AdamW"):
-        with pytest.raises(StateMismatch, match="exp_avg, exp_avg_sq, which another optimizer"):
-            getattr(optim, name)(model()).load_state_dict(optimizer.state_dict())
-
-
 def test_counts_of_another_block_size_are_kept_where_state_is_float32() -> None:
     params = model()
     optimizer = optim.AdamW(params)

@@ -12,6 +12,7 @@ from tvm_qopt.optim.amp import GradScalerFP16
 from tvm_qopt.optim.base import QoptOptimizer
 from tvm_qopt.optim.classes import classes_of, optimizer_class
 from tvm_qopt.optim.convert import from_torch
+from tvm_qopt.optim.foreign.write import export_state_dict
 
 Adam, Adam8bit, Adam4bit, AdamFp8 = classes_of(
     "adam", "Adam", "", "8bit", "4bit", "Fp8", module=__name__
@@ -57,6 +58,7 @@ __all__ = [
     "RMSprop8bit",
     "SGD",
     "SGD8bit",
+    "export_state_dict",
     "from_torch",
     "optimizer_class",
 ]

@@ -13,6 +13,8 @@ from tvm_qopt.errors import ShapeMismatch
 from tvm_qopt.optim.checkpoint import read, tagged
 from tvm_qopt.optim.describe import Description, describe
 from tvm_qopt.optim.engine import Engine
+from tvm_qopt.optim.foreign import kind_of
+from tvm_qopt.optim.foreign.read import read_foreign
 from tvm_qopt.optim.forms import Form
 from tvm_qopt.optim.options import COMMON, check_names, check_options
 from tvm_qopt.optim.state import COUNT
@@ -111,12 +113,16 @@ class QoptOptimizer(torch.optim.Optimizer):
         The numbers (lr, betas ...) become those that were saved, as in torch; how state is stored
         is this optimizer's own, and a state that is stored otherwise raises StateMismatch, which
         names the parameter.  Where this raises nothing has changed.
+
+        A state_dict of torch, bitsandbytes or torchao is recognised and taken over: codes of the
+        same levels and blocks as they are, others re-encoded with a warning (StateReencoded).
         """
         saved = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, saved)
             saved = saved if changed is None else changed
-        groups, states = read(self.rule, self.form, self.param_groups, saved)
+        kind, own = kind_of(saved), (self.rule, self.form, self.param_groups)
+        groups, states = read(*own, saved) if kind is None else read_foreign(kind, *own, saved)
         self.__setstate__({"state": defaultdict(dict, states), "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

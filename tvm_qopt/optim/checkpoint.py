@@ -50,26 +50,42 @@ def read(
     rule: str, form: Form, groups: Groups, saved: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[torch.Tensor, State]]:
     """New groups and states from what was saved; raises StateMismatch, and changes nothing."""
-    for part in ("state", "param_groups"):
-        if part not in saved:
-            raise StateMismatch("state_dict", expected=f"an entry {part!r}", got=repr([*saved]))
+    check_parts(groups, saved)
     saved_groups = saved["param_groups"]
-    _check_sizes(groups, saved_groups)
     fresh = [_group(group, other) for group, other in zip(groups, saved_groups, strict=True)]
     for group in fresh:
         check_options(rule, form, group)
-    indices = [index for group in saved_groups for index in group["params"]]
+    states = {}
+    for label, number, position, param, state in saved_states(fresh, saved):
+        spec, layout = spec_at(rule, form, fresh, number, position), Layout.of(param)
+        states[param] = checked(label, state, spec, layout, param.device)
+    return fresh, states
+
+
+def check_parts(groups: Groups, saved: Mapping[str, Any]) -> None:
+    """Raise unless there are groups of these sizes, and states of their parameters only."""
+    for part in ("state", "param_groups"):
+        if part not in saved:
+            raise StateMismatch("state_dict", expected=f"an entry {part!r}", got=repr([*saved]))
+    _check_sizes(groups, saved["param_groups"])
+    indices = _indices(saved)
     for index in saved["state"]:
         if index not in indices:
             got = "one that no group has"
             raise StateMismatch(f"state of parameter {index!r}", expected="a parameter", got=got)
-    states = {}
-    for (number, position, param), index in zip(places(fresh), indices, strict=True):
+
+
+def saved_states(
+    groups: Groups, saved: Mapping[str, Any]
+) -> Iterator[tuple[str, int, int, torch.Tensor, Mapping[str, Any]]]:
+    """Each parameter that has a saved state: what it is called, its place, itself, that state."""
+    for (number, position, param), index in zip(places(groups), _indices(saved), strict=True):
         if saved["state"].get(index):
-            label = label_of(fresh, number, position)
-            spec, layout = spec_at(rule, form, fresh, number, position), Layout.of(param)
-            states[param] = checked(label, saved["state"][index], spec, layout, param.device)
-    return fresh, states
+            yield label_of(groups, number, position), number, position, param, saved["state"][index]
+
+
+def _indices(saved: Mapping[str, Any]) -> list[Any]:
+    return [index for group in saved["param_groups"] for index in group["params"]]
 
 
 def _check_sizes(groups: Groups, saved: Sequence[Mapping[str, Any]]) -> None:

@@ -8,21 +8,15 @@ from typing import Any
 
 import torch
 
-from tvm_qopt.errors import HyperOutOfRange, StateMismatch, UnknownName
-from tvm_qopt.ops import quantize
+from tvm_qopt.errors import HyperOutOfRange, UnknownName
 from tvm_qopt.optim.base import QoptOptimizer
 from tvm_qopt.optim.checkpoint import places, spec_at
 from tvm_qopt.optim.engine import label_of
-from tvm_qopt.optim.layout import GAPS, Layout
-from tvm_qopt.optim.state import STEP, State, fill
-from tvm_qopt.runtime.arrays import target_of, view_of
-from tvm_qopt.runtime.store import load
-from tvm_qopt.spec import KernelSpec
+from tvm_qopt.optim.foreign.kind import IMPLEMENTATION
+from tvm_qopt.optim.foreign.plain import CLASSES, TORCH
+from tvm_qopt.optim.foreign.read import read_state
 
-NAMES = ("Adagrad", "Adam", "AdamW", "RMSprop", "SGD")
-"""Classes that torch and we have under one name, with one set of state keys."""
-
-IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+NAMES = tuple(CLASSES.values())
 
 
 def from_torch(
@@ -49,32 +43,8 @@ def from_torch(
         if theirs and any(isinstance(value, torch.Tensor) for value in theirs.values()):
             label = label_of(ours.param_groups, number, position)
             spec = spec_at(ours.rule, ours.form, ours.param_groups, number, position)
-            ours.state[param] = encoded(label, theirs, spec, param)
+            ours.state[param] = read_state(TORCH, label, theirs, spec, param, [])
     return ours
-
-
-def encoded(label: str, theirs: Mapping[str, Any], spec: KernelSpec, param: torch.Tensor) -> State:
-    """The state of a parameter from float moments under the names of the rule's slots."""
-    layout = Layout.of(param)
-    state: State = {STEP: int(theirs.get(STEP, 1))}  # SGD counts none; its buffer says one was
-    for slot, format_ in spec.slots:
-        value = theirs.get(slot.name)
-        if not isinstance(value, torch.Tensor) or value.shape != param.shape:
-            shape = tuple(param.shape)
-            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise StateMismatch(label, expected=f"{slot.name} of shape {shape}", got=str(got))
-        moved = layout.arranged(value.detach().to(param.device, torch.float32, copy=True))
-        if format_.dtype is not None:
-            state[slot.name] = moved.to(getattr(torch, format_.dtype))
-            continue
-        codes, scale = quantize(layout.flat(moved), format_.name, spec.block_size)
-        per_element = codes.numel() == param.numel() and format_.bits == 8
-        state[f"{slot.name}_codes"] = layout.shaped(codes) if per_element else codes
-        state[f"{slot.name}_scale"] = scale
-    weights = param.detach()
-    weights = weights.contiguous() if layout.kind == GAPS else layout.flat(weights)
-    fill(state, load(spec, target=target_of(view_of("param", weights))), layout, weights, {})
-    return state
 
 
 def _class_for(optimizer: torch.optim.Optimizer) -> type[Any]:

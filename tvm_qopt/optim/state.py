@@ -124,7 +124,7 @@ def checked(
     cast.
     """
     _check_format(label, saved, format_text(spec, layout))
-    state: State = {STEP: _step(label, saved)}
+    state: State = {STEP: step_of(label, saved)}
     wanted = {t.name: t for t in tensors_of(spec)}
     unknown = sorted(map(str, set(saved) - set(wanted) - {STEP, FORMAT}))
     if unknown:
@@ -145,7 +145,8 @@ def _check_format(label: str, saved: Mapping[str, Any], wanted: str) -> None:
         raise StateMismatch(label, expected=wanted, got=text)
 
 
-def _step(label: str, saved: Mapping[str, Any]) -> int:
+def step_of(label: str, saved: Mapping[str, Any]) -> int:
+    """The number of updates that a saved state counts."""
     step = saved.get(STEP)
     number = step.item() if isinstance(step, torch.Tensor) and step.numel() == 1 else step
     if isinstance(number, bool) or not isinstance(number, (int, float)) or number != int(number):
