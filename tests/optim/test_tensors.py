@@ -10,6 +10,7 @@ from loops import Param, bits, grads, param
 
 from tvm_qopt import optim
 from tvm_qopt.errors import DeviceMismatch, DtypeMismatch, ShapeMismatch, StateMismatch
+from tvm_qopt.runtime.batch import Batch
 
 
 def reference(steps: int, start: Any, gradients: list[Any], **options: Any) -> Any:
@@ -175,6 +176,37 @@ def test_gradients_that_no_kernel_takes_are_refused_with_torchs_kinds() -> None:
     p.grad = torch.ones(300)
     with pytest.raises(ShapeMismatch, match="each in its own place"):
         optim.AdamW8bit([p]).step()
+
+
+def test_weights_that_the_options_do_not_fit_are_named() -> None:
+    p = torch.nn.Parameter(torch.ones(300, dtype=torch.float16))
+    grads(p)
+    optimizer = optim.AdamW8bit([("head.weight", p)], master_weights="split")
+    with pytest.raises(ValueError, match=r"head\.weight: param: split weights"):
+        optimizer.step()
+
+
+def test_an_interrupt_leaves_weights_and_count_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when the kernels of a group are done; what it comes after is a whole step."""
+    p, gaps, late = param(5000), torch.nn.Parameter(torch.randn(40, 20)[:, ::2]), param(300)
+    optimizer = optim.AdamW8bit([{"params": [p, gaps]}, {"params": [late]}])
+    grads(p, gaps, late)
+    optimizer.step()
+    before = gaps.detach().clone(), late.detach().clone()
+    original = Batch.step
+
+    def interrupted(self: Batch, *args: Any, **options: Any) -> Any:
+        ran = original(self, *args, **options)
+        if self.kernel.spec.state_name == "float32":
+            raise KeyboardInterrupt
+        return ran
+
+    monkeypatch.setattr(Batch, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    steps = [optimizer.state[each]["step"] for each in (p, gaps, late)]
+    assert steps == [2, 2, 1]
+    assert not torch.equal(gaps, before[0]) and torch.equal(late, before[1])
 
 
 def test_a_gradient_that_becomes_its_weight_is_found() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from tvm_qopt.errors import UnsupportedSpec
 from tvm_qopt.optim.clip import GradNorm
 from tvm_qopt.optim.entry import Entry, Held, check_kind, dtype_name, naming
 from tvm_qopt.optim.forms import Form, Options, number_of, settings_of
 from tvm_qopt.optim.options import STORAGE, options_of, spec_of
-from tvm_qopt.optim.state import check_same_storage, tensors_of
+from tvm_qopt.optim.state import STEP, check_same_storage, tensors_of
 from tvm_qopt.rules import get_rule
 from tvm_qopt.runtime.arrays import target_of, view_of
 from tvm_qopt.runtime.batch import Batch
@@ -135,23 +136,28 @@ class Engine:
                 gnorm_scale=_clip(source.max_grad_norm, outcome.grad_norm),
                 maximize=source.maximize,
             )
-        written = [entry for job in jobs for entry in self._run(job, outcome)]
-        held.write_back()
-        torch.autograd.graph.increment_version([entry.param for entry in written])
-        for entry in written:
-            entry.written()
+        written: list[Entry] = []
+        try:
+            for job in jobs:
+                written += job.entries
+                outcome.skipped |= not self._run(job)
+        finally:  # Ctrl-C comes when a job is done
+            held.write_back()
+            torch.autograd.graph.increment_version([entry.param for entry in written])
+            for entry in written:
+                entry.written()
         return outcome
 
-    def _run(self, job: Job, outcome: Outcome) -> list[Entry]:
-        """Returns the parameters that were updated."""
+    def _run(self, job: Job) -> bool:
+        """Update the parameters of a job; returns whether all of them were."""
         for entry in job.entries:
             entry.member.seed(job.lane.source.seed + entry.seed, job.step)
+            entry.state[STEP] = job.step  # ahead of what an interrupt may follow
         ran = job.lane.batch.step([entry.member for entry in job.entries], job.scalars)
-        done = [entry for entry, runs in zip(job.entries, ran, strict=True) if runs]
-        for entry in done:
-            entry.state["step"] = job.step
-        outcome.skipped |= len(done) < len(ran)
-        return done
+        for entry, runs in zip(job.entries, ran, strict=True):
+            if not runs:
+                entry.state[STEP] = job.step - 1
+        return all(ran)
 
     def _collect(self, groups: Groups, states: States, held: Held) -> dict[Lane, list[Entry]]:
         """The parameters that have a gradient, by lane, each reading the gradient of now."""
@@ -207,14 +213,11 @@ class Engine:
         label = label_of(groups, number, position)
         check_kind(label, param, param.grad)
         options = options_of(groups[number], position)
-        spec = spec_of(
-            self.rule,
-            self.form,
-            options,
-            size=param.numel(),
-            param=dtype_name(param.dtype),
-            grad=dtype_name(param.grad.dtype),
-        )
+        dtypes = {"param": dtype_name(param.dtype), "grad": dtype_name(param.grad.dtype)}
+        try:
+            spec = spec_of(self.rule, self.form, options, size=param.numel(), **dtypes)
+        except UnsupportedSpec as error:
+            raise UnsupportedSpec(f"{label}: {error}") from error
         index = sum(len(group["params"]) for group in groups[:number]) + position
         return Fresh(param, source, spec, label, index)
 
@@ -246,7 +249,7 @@ def _jobs(lane: Lane, entries: Sequence[Entry]) -> list[Job]:
     """The parameters of a lane by the number of their update."""
     by_step: dict[int, Job] = {}
     for entry in entries:
-        step = entry.state["step"] + 1
+        step = entry.state[STEP] + 1
         if step not in by_step:
             by_step[step] = Job(lane, step, [])
         by_step[step].entries.append(entry)
