@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 Table = npt.NDArray[np.float32]
+WHOLE = 2.0**23
+"""A float32 from here to twice this is a whole number, and ends in its bits."""
 Value = Any
 """A float32, integer or boolean array (NumPy) or lazily indexed tensor expression (te)."""
 

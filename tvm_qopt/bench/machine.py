@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
 import time
-from pathlib import Path
 
 import psutil
 
 from tvm_qopt.bench.measure import LeftOut
+from tvm_qopt.targets import cpu_model
 
 RESERVE = 1 << 30  # bytes left to others
 LOOK = 0.3  # seconds
@@ -18,10 +16,8 @@ BUSY = 0.2  # processors taken by others, from which on numbers are off
 
 
 def machine() -> dict[str, str]:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    model = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.MULTILINE)
     return {
-        "processor": model[1] if model else platform.machine(),
+        "processor": cpu_model(),
         "processors": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().available / 2**30:.1f} GiB free",
         "load": f"{os.getloadavg()[0]:.2f} in the last minute",

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from tvm_qopt.xp import ArrayNamespace, Table, Value
+from tvm_qopt.xp import WHOLE, ArrayNamespace, Table, Value
 
 ENTRIES = 16
 TOP = 8
@@ -20,8 +20,6 @@ TOP = 8
 LEAST = 1e-7
 """Every smaller value is stored as 0."""
 SLOPE = 0.98217 * np.log10(2) / 2**23
-INTEGERS = 2.0**23
-"""A float32 from here to twice this is a whole number, and ends in its bits."""
 FIRST = 2
 """What makes the top's class TOP, modulo 16: 0.98217 * 127 * log10(2) is nearest 38."""
 BELOW = -0.3
@@ -60,7 +58,7 @@ def decoding(decades: int, signed: bool) -> Decoding:
         offset[at], unit[at] = -16 * n, 10.0 ** (i - decades + 1) / (20 * n)
     n = 2 ** (decades + first)
     at = _exponent(n)
-    offset[at], unit[at] = 2 ** np.ceil(np.log2(18 * n)) - 18 * n - 9, 0.0
+    offset[at] = 2 ** np.ceil(np.log2(18 * n)) - 18 * n - 9
     unit[at] = 1 / (18 * n + 9 + offset[at])
     if not signed:  # w = 1 is 0
         unit[_exponent(1)] = 0.0
@@ -83,16 +81,16 @@ def decode(xp: ArrayNamespace, middle: Value, tables: Decoding, name: str) -> Va
 @cache
 def encoding(decades: int, signed: bool, zero_midpoint: float, top_midpoint: float) -> Encoding:
     above = np.full(ENTRIES, -1.0)
-    factor, shift, base = np.zeros(ENTRIES), np.zeros(ENTRIES), np.full(ENTRIES, INTEGERS)
+    factor, shift, base = np.zeros(ENTRIES), np.zeros(ENTRIES), np.full(ENTRIES, WHOLE)
     first = 0 if signed else 1
     for i in range(decades):
         of, scale, n = TOP - decades + i, 10.0 ** (i - decades + 1), 2 ** (i + first)
         above[of] = scale * 0.1 * (1 - 1e-7) if i else zero_midpoint
         factor[of], shift[of] = n / (0.9 * scale), -n / 9 - 0.5
-        base[of] = INTEGERS + n - first
+        base[of] = WHOLE + n - first
         if i == 0:  # no decade below, whose last level it would share a step with
             factor[of], shift[of] = _lowest(scale, n)
-    above[TOP], base[TOP] = top_midpoint, INTEGERS + 2 ** (decades + first) - first
+    above[TOP], base[TOP] = top_midpoint, WHOLE + 2 ** (decades + first) - first
     return Encoding(*(table.astype(np.float32) for table in (above, factor, shift, base)))
 
 
@@ -112,7 +110,7 @@ def encode(xp: ArrayNamespace, y: Value, tables: Encoding, name: str) -> Value:
     """
     y = xp.bind(xp.maximum(y, LEAST), f"{name}_y")
     bits = xp.cast(xp.reinterpret(y, "int32"), "float32")
-    guess = xp.bind(bits * float(SLOPE) + (INTEGERS + FIRST), f"{name}_guess")
+    guess = xp.bind(bits * float(SLOPE) + (WHOLE + FIRST), f"{name}_guess")
     least = xp.permute(tables.above, xp.reinterpret(guess, "int32"))
     of = xp.reinterpret(xp.where(y <= least, guess - 1.0, guess), "int32")
     of = xp.bind(of, f"{name}_class")

@@ -96,7 +96,7 @@ class Dynamic(StateFormat):
 
     def _decode_by_tables(self, xp: ArrayNamespace, codes: Value, name: str) -> Value:
         if self.bits == 4:
-            return sixteen.decode(xp, codes, self.qmap)
+            return xp.permute(self.qmap, codes)
         tables = decoding(self.decades, self.signed)
         if not self.signed:
             return decode(xp, xp.cast(codes, "float32") + 1.5, tables, name)

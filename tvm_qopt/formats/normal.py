@@ -38,7 +38,7 @@ class NormalFloat4(StateFormat):
     def decode(self, xp: ArrayNamespace, codes: Value, qmap: Value | None, name: str) -> Value:
         """Four rounds of choosing a half, the last bit first: no look-up."""
         if xp.permutes:
-            return sixteen.decode(xp, codes, self.qmap)
+            return xp.permute(self.qmap, codes)
         codes = xp.bind(codes, f"{name}_code")
         levels: list[Value] = [float(level) for level in self.qmap]
         for bit in range(4):

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_qopt.xp import ArrayNamespace, Table, Value
-
-WHOLE = 2.0**23
-"""A float32 from here to twice this is a whole number, and ends in its bits."""
-
-
-def decode(xp: ArrayNamespace, codes: Value, levels: Table) -> Value:
-    return xp.permute(levels, codes)
+from tvm_qopt.xp import WHOLE, ArrayNamespace, Table, Value
 
 
 def encode(xp: ArrayNamespace, x: Value, levels: Table, name: str) -> Value:
