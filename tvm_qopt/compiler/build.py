@@ -16,8 +16,9 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_qopt.compiler.checks import check_in_place, check_stages
-from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
+from tvm_qopt.compiler.cuda import export_cuda, source_only
 from tvm_qopt.compiler.define import OUT, define
+from tvm_qopt.compiler.fatbin import list_cubins, list_ptx
 from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
@@ -235,14 +236,15 @@ def _manifest(
     spec: KernelSpec, preset: TargetPreset, selection: Selection, folder: Path
 ) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
+    library = folder / LIBRARY
+    archs = (*list_cubins(library), *list_ptx(library)) if preset.kind == "cuda" else ()
     return Manifest(
         spec=spec.name,
         target=preset.name,
         kind=preset.kind,
         machine=preset.machine,
         features=preset.features,
-        archs=cubins,
+        archs=archs,
         scalars=spec.scalars,
         tensors=spec.tensors,
         entries=entry_points(spec, preset.kind),
