@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_qopt.errors import ToolMissing, UnknownName
+from tvm_qopt.errors import ToolMissing, UnknownName, UnsupportedSpec
 
 X86_FEATURES = {  # LLVM's name -> the flag in /proc/cpuinfo
     "sse3": "pni",
@@ -124,7 +124,14 @@ PRESETS: dict[str, TargetPreset] = {
         ),
         TargetPreset("cuda-all", "cuda", {"arch": CUDA_ARCHS[0]}, archs=CUDA_ARCHS),
         TargetPreset("opencl", "opencl"),
+        TargetPreset("metal", "metal"),
+        TargetPreset("webgpu", "webgpu"),
     )
+}
+_LACKING = {
+    "rocm": "TVM's wheel has no runtime for HIP, and needs of ROCm the device libraries (bitcode) "
+    "and the linker ld.lld; AMD's OpenCL driver runs --target opencl",
+    "vulkan": "TVM's wheel has no SPIR-V code generator; --target opencl gives OpenCL C",
 }
 NATIVE = "llvm-native"
 
@@ -144,6 +151,8 @@ def get_target(name: str) -> TargetPreset:
         archs = tuple(sorted(set(archs), key=CUDA_ARCHS.index))
         joined = "+".join(arch.replace("_", "") for arch in archs)
         return TargetPreset(f"cuda-{joined}", "cuda", {"arch": archs[0]}, archs=archs)
+    if name in _LACKING:
+        raise UnsupportedSpec(f"target {name}: {_LACKING[name]}")
     raise UnknownName("target", name, known_targets())
 
 

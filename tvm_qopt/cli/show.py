@@ -24,7 +24,7 @@ HELP = paragraphs(
 
 definition: the unscheduled function (TVMScript). schedule: the tuning record that a build takes, or
 why none; the trace as schedule source, which can be taken over by hand; then the scheduled
-function. source: CUDA or OpenCL C, or LLVM IR for CPUs.
+function. source: CUDA, OpenCL C, Metal or WGSL, or LLVM IR for CPUs.
 asm: assembly, or for cuda the PTX of its first architecture.
 resources: for cuda, of each entry point and architecture the registers, spills, shared memory,
 instructions by kind and occupancy that the compiler's output says, and a model of the time on known
@@ -121,9 +121,12 @@ def _parts(
             "script": lowered.scheduled.mod.script(),
         }
         return {name: (text, "python") for name, text in texts.items()}
-    if what is What.ASM and preset.kind == "opencl":
-        raise UnsupportedSpec("asm: a driver compiles OpenCL C where it runs; see --what source")
+    if what is What.ASM and preset.kind in ("opencl", "metal", "webgpu"):
+        raise UnsupportedSpec("asm: a driver compiles the source where it runs; see --what source")
     executable = build.compile_spec(spec, preset, [entry], selection.decisions)
+    if preset.kind in ("metal", "webgpu"):
+        (text,) = build.shaders_of(executable, spec, preset, [entry], selection.decisions).values()
+        return {what.value: (text, "metal" if preset.kind == "metal" else "wgsl")}
     return {what.value: _generated(executable, preset, what)}
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import tirx
-from tvm.s_tir.stmt import SBlockRealize
 
 from tvm_qopt.compiler.build import compile_spec, entry_points, lower
 from tvm_qopt.compiler.cuda import compile_cubin, compile_ptx, device_source
@@ -19,6 +17,7 @@ from tvm_qopt.compiler.instructions import (
     count_ptx,
     find_nvdisasm,
 )
+from tvm_qopt.compiler.launch import blocks_of_group
 from tvm_qopt.compiler.schedule import MAIN, TAIL
 from tvm_qopt.errors import BuildError
 from tvm_qopt.gpus import GPUS, ModelTime, Occupancy, model, occupancy
@@ -162,26 +161,5 @@ def _elements_of_group(
     """Elements that a thread block handles, from the number of blocks that are launched."""
     if norms_of(entry)[1] == TAIL:
         return None
-    extent = _grid(lower(spec, preset, entry, decisions).final)
-    if isinstance(extent, tirx.Var):  # one thread block for each quantisation block
-        return spec.block_size
-    if isinstance(extent, tirx.FloorDiv) and isinstance(extent.b, tirx.IntImm):
-        return spec.block_size * int(extent.b)
-    return None
-
-
-def _grid(func: tirx.PrimFunc) -> tirx.PrimExpr:
-    """The extent of the loop that is bound to blockIdx.x."""
-    pending = [func.body]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, tirx.For):
-            bound = node.thread_binding
-            if bound is not None and bound.thread_tag == "blockIdx.x":
-                return node.extent
-            pending.append(node.body)
-        elif isinstance(node, SBlockRealize):
-            pending.append(node.block.body)
-        elif isinstance(node, tirx.SeqStmt):
-            pending.extend(node.seq)
-    raise BuildError("a GPU kernel without a loop over its thread blocks")
+    blocks = blocks_of_group(lower(spec, preset, entry, decisions).final)
+    return None if blocks is None else blocks * spec.block_size
