@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.runtime.arguments import Part, window_of, windows
 from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
-from tvm_qopt.runtime.threads import call_parallel, get_num_threads
+from tvm_qopt.runtime.threads import call_in_turn, call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.kernel import Kernel
 
 VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is a `main_any`
+PARALLEL_FROM = 1 << 14
+"""Elements of a tensor that threads share where they are awake, since others of the step call for
+them; `serial_below` of the manifest is how many a whole step must have to wake them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The function for many threads (None where one thread is sooner), that for one, and what they
-    are called with."""
+    """The function for many threads (None where one thread is always sooner), that for one, and
+    what they are called with."""
 
     parallel: Any
     serial: Any
     part: Part
     arguments: tuple[Any, ...]
+
+    @property
+    def elements(self) -> int:
+        return self.part.blocks * self.part.size
 
     def with_argument(self, index: int, argument: Any) -> Call:
         arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
@@ -74,7 +81,7 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
-            parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
+            parallel, serial = _choose(entries, views, small=size < PARALLEL_FROM)
             calls[number].append(Call(parallel, serial, part, arguments))
     if rest:
         part = Part(blocks, 1, rest)
@@ -100,38 +107,28 @@ def _choose(
 
 
 def run(
+    kernel: Kernel,
     calls: Sequence[Call],
     device: tuple[int, int],
     *,
     like: Any,
-    keep: object,
     stream: int | None = None,
 ) -> None:
-    """Make calls, of one tensor or of many, in order; on a GPU queue them.
+    """Make calls of a kernel, for one tensor or for many, in order; on a GPU queue them.
 
-    like: an array of the caller's library, whose current stream is the default.  keep: what the
-    calls need alive; it stays so until they are done.
+    like: an array of the caller's library, whose current stream is the default.
     """
     if not calls:  # an empty tensor
         return
     if device[0] == CUDA:
         _run_on_stream(device, like, calls, stream)
         return
-    if get_num_threads() == 1 or all(call.parallel is None for call in calls):
-        _call_in_turn(calls)
+    elements = sum(call.elements for call in calls)
+    if elements < kernel.manifest.serial_below or get_num_threads() == 1:
+        call_in_turn([(call.serial, call.arguments) for call in calls])
     else:
-        call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], keep)
-
-
-def _call_in_turn(calls: Sequence[Call]) -> None:
-    """Make the calls on this thread; Ctrl-C, which comes when one returns, waits for the rest."""
-    rest = iter(calls)
-    try:
-        for call in rest:
-            call.serial(*call.arguments)
-    finally:
-        for call in rest:
-            call.serial(*call.arguments)
+        functions = [(call.parallel or call.serial, call.arguments) for call in calls]
+        call_parallel(functions, elements)
 
 
 def _run_on_stream(

@@ -94,7 +94,7 @@ class Plan:
             if not self._scalars.finish(number, self.norms(number, stream=stream), scalars):
                 return False
             self._write(scalars)
-        run(self._calls.update, self._device, like=self._hyper, keep=self, stream=stream)
+        run(self.kernel, self._calls.update, self._device, like=self._hyper, stream=stream)
         self._mark_written()
         return True
 
@@ -136,7 +136,7 @@ class Plan:
         Sums of a block in float32, of the blocks in float64, in one order whatever the threads.
         """
         calls = self._calls.norms[number]
-        run(calls, self._device, like=self._hyper, keep=self, stream=stream)
+        run(self.kernel, calls, self._device, like=self._hyper, stream=stream)
         return {
             name: math.sqrt(sums_of([self._own[norm_tensor(number, name)]])[0])
             for name in self._rule.norms[number].names
