@@ -21,10 +21,11 @@ REGISTERS = 65536
 REGISTER_UNIT = 256  # registers of a warp are given out in these
 SPECIAL_PER_CLOCK = 16
 LOGIC_PER_CLOCK = 64
-"""Results a clock and SM of rcp, rsqrt, sqrt, ex2; and of comparisons, additions of integers and
-bit operations (throughput table of the CUDA Programming Guide, compute capability 7.5 to 9.0).
-Conversions between integers and float32 share the unit of the first (pipe XU of the Nsight Compute
-guide)."""
+ARITHMETIC_PER_CLOCK = {"sm_75": 64, "sm_80": 64}
+"""Results a clock and SM of rcp, rsqrt, sqrt, ex2; of comparisons, additions of integers and bit
+operations; and of sums and products in float32 where that is less than the issue rate (throughput
+table of the CUDA Programming Guide, compute capability 7.5 to 9.0).  Conversions between integers
+and float32 share the unit of the first (pipe XU of the Nsight Compute guide)."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ GPUS = (
 )
 
 ASSUMPTIONS = (
-    "time = the longest of bytes / bandwidth, instructions / 128, comparisons, integer and bit "
-    "operations / 64, special functions and conversions / 16 (a clock and SM), at boost clock, "
-    "each at its published peak and wholly overlapped; every branch is entered, slow paths of "
-    "division and root never.  Not a measurement."
+    "time = the longest of bytes / bandwidth, instructions / 128, sums and products / 128 (64 on "
+    "sm_75 and sm_80), comparisons, integer and bit operations / 64, special functions and "
+    "conversions / 16 (a clock and SM), at boost clock, each at its published peak and wholly "
+    "overlapped; every branch is entered, slow paths of division and root never.  Not a "
+    "measurement."
 )
 
 
@@ -117,12 +119,13 @@ class ModelTime:
     gpu: Gpu
     memory: float
     issue: float
+    arithmetic: float
     logic: float
     special: float
 
     @property
     def seconds(self) -> float:
-        return max(self.memory, self.issue, self.logic, self.special)
+        return max(self.memory, self.issue, self.arithmetic, self.logic, self.special)
 
     @property
     def bandwidth_share(self) -> float:
@@ -131,15 +134,16 @@ class ModelTime:
 
 
 def model(
-    gpu: Gpu, *, moved: float, instructions: float, logic: float, special: float
+    gpu: Gpu, *, moved: float, instructions: float, arithmetic: float, logic: float, special: float
 ) -> ModelTime:
-    """moved: bytes an element.  instructions: of a thread, an element; logic, special: those among
-    them that the unit for integers and bits, and that for special functions, does."""
+    """moved: bytes an element.  instructions: of a thread, an element; the others: those among them
+    that the units for sums and products, for integers and bits, and for special functions do."""
     clocks = gpu.sms * gpu.clock
     return ModelTime(
         gpu,
         memory=moved / gpu.bandwidth,
         issue=instructions / (clocks * PARTITIONS * WARP),
+        arithmetic=arithmetic / (clocks * ARITHMETIC_PER_CLOCK.get(gpu.arch, PARTITIONS * WARP)),
         logic=logic / (clocks * LOGIC_PER_CLOCK),
         special=special / (clocks * SPECIAL_PER_CLOCK),
     )

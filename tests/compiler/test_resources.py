@@ -78,6 +78,16 @@ def test_instructions_of_machine_code_without_slow_paths(arch: str) -> None:
     assert found.total < 75 < found.seldom
 
 
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
+def test_both_compilers_say_what_a_kernel_uses(compiler: cuda.Compiler) -> None:
+    if compiler not in cuda.installed_compilers():
+        pytest.skip(f"{compiler} is not installed")
+    _, log = cuda.compile_cubin(KERNEL, "sm_90", compiler=compiler)
+    used = resources._read_log(log)["k"]
+    assert 8 <= used.pop("registers") <= 64
+    assert used == {"local": 0, "spill_stores": 0, "spill_loads": 0, "shared": 0}
+
+
 def test_instructions_of_ptx() -> None:
     found = count_ptx(cuda.compile_ptx(KERNEL, "sm_90"))["k"]
     assert_kinds(found)

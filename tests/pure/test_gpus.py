@@ -39,11 +39,15 @@ def test_occupancy(
 def test_the_slowest_part_is_the_time() -> None:
     h200 = next(gpu for gpu in GPUS if gpu.name == "H200")
     lanes = 132 * 1.98e9
-    bound_by_bytes = model(h200, moved=16, instructions=100, logic=30, special=2)
+    bound_by_bytes = model(h200, moved=16, instructions=90, arithmetic=50, logic=30, special=2)
     assert bound_by_bytes.seconds == bound_by_bytes.memory == 16 / 4.8e12
     assert bound_by_bytes.bandwidth_share == 1
-    for part, rate in (("instructions", 128), ("logic", 64), ("special", 16)):
-        work = {"instructions": 0.0, "logic": 0.0, "special": 0.0, part: 200.0}
+    rates = {"instructions": 128, "arithmetic": 128, "logic": 64, "special": 16}
+    for part, rate in rates.items():
+        work = {**dict.fromkeys(rates, 0.0), part: 200.0}
         time = model(h200, moved=16, **work)
         assert time.seconds == pytest.approx(200 / rate / lanes)
         assert time.bandwidth_share == pytest.approx(16 / 4.8e12 / time.seconds)
+    a100 = next(gpu for gpu in GPUS if gpu.arch == "sm_80")
+    half_rate = model(a100, moved=0, instructions=200, arithmetic=150, logic=0, special=0)
+    assert half_rate.seconds == pytest.approx(150 / 64 / (108 * 1.41e9))

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from tvm_qopt.compiler.resources import Resources
     from tvm_qopt.spec import KernelSpec
 
-OTHERS = ("shuffles", "divisions", "special", "conversions", "logic", "barriers", "total", "seldom")
+OTHERS = (
+    *("shuffles", "divisions", "special", "conversions", "arithmetic", "logic", "barriers"),
+    *("total", "seldom"),
+)
 NO_NVDISASM = (
     "instructions are those of PTX, and the model needs machine code: nvdisasm was not found; "
     "pip install 'tvm_qopt[cuda]'"
@@ -52,7 +55,10 @@ def print_tables(spec: KernelSpec, found: Sequence[Resources]) -> None:
     if times := model_times(spec, found):
         print_table(
             "model of main, ps a parameter",
-            ("GPU", "bytes", "instructions", "logic", "special", "time", "of the bandwidth"),
+            (
+                *("GPU", "bytes", "instructions", "arithmetic", "logic", "special", "time"),
+                "of the bandwidth",
+            ),
             map(_time_row, times),
         )
         print_note(f"model, {ASSUMPTIONS}")
@@ -102,7 +108,10 @@ def _entry(each: Resources) -> str:
 
 
 def _time_row(time: ModelTime) -> tuple[str, ...]:
-    parts = (time.memory, time.issue, time.logic, time.special, time.seconds)
+    parts = (
+        *(time.memory, time.issue, time.arithmetic, time.logic, time.special),
+        time.seconds,
+    )
     return time.gpu.name, *(f"{part * 1e12:.2f}" for part in parts), f"{time.bandwidth_share:.0%}"
 
 

@@ -23,11 +23,13 @@ from tvm_qopt.errors import BuildError
 
 _STEP = 16  # bytes of an instruction, from sm_70 on
 _CONVERSIONS = ("F2I", "F2F", "I2F", "FRND")  # of the special function unit; I2FP and F2FP are not
+_ARITHMETIC = ("FADD", "FFMA", "FMUL", "IMAD", "HFMA2")
 _LOGIC = (
     *("FMNMX", "FSEL", "FSETP", "IADD3", "IABS", "IMNMX", "ISETP", "LEA", "LOP3", "P2R", "PLOP3"),
     *("PRMT", "R2P", "SEL", "SHF", "VIADD", "VIADDMNMX", "VIMNMX", "VIMNMX3", "I2FP", "F2FP"),
 )  # of the unit for integers and bits
 _PTX_SPECIAL = ("rcp", "rsqrt", "sqrt", "ex2", "lg2")
+_PTX_ARITHMETIC = ("add", "sub", "mul", "fma", "mad", "neg")
 _PTX_LOGIC = ("setp", "selp", "min", "max", "and", "or", "xor", "not", "shl", "shr", "prmt", "lop3")
 
 
@@ -36,9 +38,9 @@ class Counts:
     """Instructions of one thread by kind.
 
     loads, stores: of global memory, those of 16 bytes and the narrower ones.  special: the special
-    functions (rcp, rsqrt, sqrt, ex2 ...).  logic: comparisons, selections, operations on integers
-    and bits.  total: all that stand in the common path, whatever their kind.  seldom: in slow
-    paths; 0 for PTX, which has one instruction for a division.
+    functions (rcp, rsqrt, sqrt, ex2 ...).  arithmetic: sums and products.  logic: comparisons,
+    selections, operations on integers and bits.  total: all that stand in the common path, whatever
+    their kind.  seldom: in slow paths; 0 for PTX, which has one instruction for a division.
     """
 
     loads_16: int
@@ -49,6 +51,7 @@ class Counts:
     divisions: int
     special: int
     conversions: int
+    arithmetic: int
     logic: int
     barriers: int
     total: int
@@ -100,6 +103,7 @@ def _count(instructions: Sequence[Mapping[str, Any]]) -> Counts:
         divisions=names.count("FCHK"),  # asks whether a division needs its slow path
         special=names.count("MUFU"),
         conversions=sum(name in _CONVERSIONS for name in names),
+        arithmetic=sum(name in _ARITHMETIC for name in names),
         logic=sum(name in _LOGIC for name in names),
         barriers=names.count("BAR"),
         total=len(run),
@@ -168,6 +172,7 @@ def _count_ptx(body: str) -> Counts:
         divisions=sum(parts[:2] == ["div", "rn"] for parts in run),
         special=sum(name in _PTX_SPECIAL for name in names),
         conversions=sum(parts[0] == "cvt" and "f32" in parts[-2:] for parts in run),
+        arithmetic=sum(name in _PTX_ARITHMETIC for name in names),
         logic=sum(name in _PTX_LOGIC for name in names),
         barriers=sum(name in ("bar", "barrier") for name in names),
         total=len(run),

@@ -98,6 +98,7 @@ def model_times(spec: KernelSpec, found: Sequence[Resources]) -> list[ModelTime]
                         gpu,
                         moved=bytes_of_element(spec),
                         instructions=counts.total / elements,
+                        arithmetic=counts.arithmetic / elements,
                         logic=counts.logic / elements,
                         special=(counts.special + counts.conversions) / elements,
                     )
