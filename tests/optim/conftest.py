@@ -52,6 +52,8 @@ SPECS = (
     f"adamw-float32-b128{FLOAT32}",
     f"quantize-dynamic8s-b256{FLOAT32}",
     f"quantize-dynamic8u-b256{FLOAT32}",
+    f"quantize-dynamic4s-b128{FLOAT32}",
+    f"quantize-linear4u-b128{FLOAT32}",
 )
 
 

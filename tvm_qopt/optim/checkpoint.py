@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from tvm_qopt.optim.entry import dtype_name
 from tvm_qopt.optim.forms import Form
 from tvm_qopt.optim.layout import Layout
 from tvm_qopt.optim.options import STORAGE, check_options, options_of, spec_of
+from tvm_qopt.optim.shards import is_spread, local_of
+from tvm_qopt.optim.slabs import mark, part_of_state, spread_state
 from tvm_qopt.optim.state import FORMAT, State, checked, format_tensor, format_text
 from tvm_qopt.spec import KernelSpec
 
@@ -41,8 +44,11 @@ def tagged(rule: str, form: Form, groups: Groups, packed: dict[str, Any]) -> dic
     for (number, position, param), index in zip(places(groups), indices, strict=True):
         if states.get(index):
             spec = spec_at(rule, form, groups, number, position)
-            text = format_text(spec, Layout.of(param))
-            states[index] = {**states[index], FORMAT: format_tensor(text)}
+            state = states[index]
+            if is_spread(param):
+                state = spread_state(state, spec, param)
+            text = format_tensor(format_text(spec, Layout.of(local_of(param))))
+            states[index] = {**state, FORMAT: text.to(param.device)}
     return {**packed, "state": states}
 
 
@@ -63,12 +69,19 @@ def read(
         if index not in indices:
             got = "one that no group has"
             raise StateMismatch(f"state of parameter {index!r}", expected="a parameter", got=got)
-    states = {}
+    states, anew = {}, []
     for (number, position, param), index in zip(places(fresh), indices, strict=True):
         if saved["state"].get(index):
             label = label_of(fresh, number, position)
-            spec, layout = spec_at(rule, form, fresh, number, position), Layout.of(param)
-            states[param] = checked(label, saved["state"][index], spec, layout, param.device)
+            spec = spec_at(rule, form, fresh, number, position)
+            found, encoded = part_of_state(label, saved["state"][index], spec, param)
+            layout = Layout.of(local_of(param))
+            states[param] = checked(label, found, spec, layout, param.device)
+            mark(states[param], spec, param)
+            anew += [label] if encoded else []
+    if anew:
+        text = f"state was encoded anew, since its blocks start elsewhere: {', '.join(anew)}"
+        warnings.warn(text, stacklevel=3)
     return fresh, states
 
 
