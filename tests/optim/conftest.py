@@ -57,6 +57,9 @@ SPECS = (
         for block in (64, 256)
     ),
     *(f"quantize-{state}-b256{FLOAT32}" for state in ("linear8s", "linear8u")),
+    f"quantize-dynamic8u-b256{FLOAT32}",
+    f"quantize-dynamic4s-b128{FLOAT32}",
+    f"quantize-linear4u-b128{FLOAT32}",
 )
 
 
