@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.runtime.arguments import Part, window_of, windows
 from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
+from tvm_qopt.runtime.ending import enter, leave
 from tvm_qopt.runtime.threads import call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
@@ -114,13 +115,16 @@ def run(
     """
     if not calls:  # an empty tensor
         return
-    if device[0] == CUDA:
-        _run_on_stream(device, like, calls, stream)
-        return
-    if get_num_threads() == 1 or all(call.parallel is None for call in calls):
-        _call_in_turn(calls)
-    else:
-        call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], keep)
+    try:
+        enter()
+        if device[0] == CUDA:
+            _run_on_stream(device, like, calls, stream)
+        elif get_num_threads() == 1 or all(call.parallel is None for call in calls):
+            _call_in_turn(calls)
+        else:
+            call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], keep)
+    finally:
+        leave()
 
 
 def _call_in_turn(calls: Sequence[Call]) -> None:
