@@ -57,6 +57,8 @@ SPECS = (
         for block in (64, 256)
     ),
     *(f"quantize-{state}-b256{FLOAT32}" for state in ("linear8s", "linear8u")),
+    *(f"adamw-{state}-p_bf16-g_bf16" for state in ("4bit-b128", "float32-b128", "fp8-b256")),
+    f"quantize-fp8-b256{FLOAT32}",
     f"quantize-dynamic8u-b256{FLOAT32}",
     f"quantize-dynamic4s-b128{FLOAT32}",
     f"quantize-linear4u-b128{FLOAT32}",
