@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tvm_qopt.errors import ShapeMismatch
+from tvm_qopt.errors import DeviceMismatch, ShapeMismatch
 from tvm_qopt.optim.checkpoint import read, tagged
 from tvm_qopt.optim.describe import Description, describe
 from tvm_qopt.optim.engine import Engine
@@ -83,6 +83,7 @@ class QoptOptimizer(torch.optim.Optimizer):
         closure: evaluates the model again and returns the loss.
         """
         loss = None
+        _check_not_captured()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -141,3 +142,10 @@ class QoptOptimizer(torch.optim.Optimizer):
         """Forget what is bound: parameters or their states are others now."""
         engine = Engine(self.rule, self.form)
         self._update = torch.compiler.disable(engine.step)  # nothing that torch.compile can trace
+
+
+def _check_not_captured() -> None:
+    """Raise where a CUDA graph records this stream: it would repeat the numbers of one step."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        wanted = "a stream that no CUDA graph captures (the step is counted on the host)"
+        raise DeviceMismatch("step", expected=wanted, got="one that is captured")
