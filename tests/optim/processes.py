@@ -1,8 +1,9 @@
 """Functions of tests run by several processes that talk over gloo, on this machine.
 
-They are forked from a server, so they end without the interpreter's end.  In that, torch 2.13 aborts
-now and then ("terminate called without an active exception"), with its own optimizers as well: a
-thread of gloo lets go of the last collective's tensor, for which it needs a Python that is gone.
+They are forked from a server, so they end without the interpreter's end.  In that, torch 2.13
+aborts now and then ("terminate called without an active exception"), with its own optimizers as
+well: a thread of gloo lets go of the last collective's tensor, for which it needs a Python that is
+gone.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def test_the_peers_positions_hold() -> None:
         ("AdamW8bit", {"max_grad_norm": 0.0}, HyperOutOfRange, "max_grad_norm"),
         ("AdamW8bit", {"foreach": "yes"}, HyperOutOfRange, "foreach: expected one of None, False"),
         ("AdamW8bit", {"fused": 2}, HyperOutOfRange, "fused: expected one of None, False"),
-        ("AdamW8bit", {"capturable": True}, HyperOutOfRange, "capturable: expected False .the step"),
+        ("AdamW8bit", {"capturable": True}, HyperOutOfRange, "capturable: expected False"),
         ("AdamW8bit", {"differentiable": True}, HyperOutOfRange, "differentiable: expected False"),
         ("AdamW8bit", {"seed": -1}, HyperOutOfRange, "seed"),
         ("SGD", {"nesterov": True}, HyperOutOfRange, "nesterov"),

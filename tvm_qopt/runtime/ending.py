@@ -1,7 +1,7 @@
 """The end of the process: daemon threads that step are let out of their kernels first.
 
-A thread that comes back from a kernel when the interpreter is gone is unwound by Python, and the C++
-frames of the call make of that an abort of the whole process.
+A thread that comes back from a kernel when the interpreter is gone is unwound by Python, and the
+C++ frames of the call make of that an abort of the whole process.
 """
 
 from __future__ import annotations
