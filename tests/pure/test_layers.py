@@ -23,6 +23,7 @@ OWN = "tvm_qopt"
 DESCRIPTION = (  # layer 0
     "errors",
     "formats",
+    "gpus",
     "manifest",
     "params",
     "records",

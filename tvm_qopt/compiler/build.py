@@ -16,14 +16,17 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_qopt.compiler.checks import check_in_place, check_stages
-from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
+from tvm_qopt.compiler.cuda import export_cuda, source_only
 from tvm_qopt.compiler.define import OUT, define
+from tvm_qopt.compiler.fatbin import list_cubins, list_ptx
 from tvm_qopt.compiler.intrinsics import PERMUTES
+from tvm_qopt.compiler.launch import threads_of
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, in_place
 from tvm_qopt.compiler.record import Selection, find
 from tvm_qopt.compiler.schedule import MAIN, TAIL, Choice, apply_schedule, get_schedule
+from tvm_qopt.compiler.shaders import SUFFIX, check_storage, shaders
 from tvm_qopt.compiler.stages import order_by_pass
 from tvm_qopt.errors import (
     ArtifactInvalid,
@@ -112,6 +115,8 @@ def compile_spec(
 ) -> Any:
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
+    if preset.kind == "webgpu":
+        check_storage(spec)
     try:
         module = tvm.IRModule({name: lower(spec, preset, name, decisions).final for name in names})
         if preset.kind == "opencl":
@@ -121,6 +126,20 @@ def compile_spec(
     except (tvm.error.InternalError, s_tir.ScheduleError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error
+
+
+def shaders_of(
+    executable: Any,
+    spec: KernelSpec,
+    preset: TargetPreset,
+    entries: Sequence[str] | None = None,
+    decisions: Mapping[str, int] | None = None,
+) -> dict[str, str]:
+    """File name -> source, of what `compile_spec` made of the same for metal or webgpu."""
+    names = entries or entry_points(spec, preset.kind)
+    threads = {name: threads_of(lower(spec, preset, name, decisions).final) for name in names}
+    texts = shaders(executable, preset.kind, threads)
+    return {kernel + SUFFIX[preset.kind]: text for kernel, text in texts.items()}
 
 
 def tvm_target(preset: TargetPreset) -> tvm.target.Target:
@@ -144,7 +163,12 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
     with _new_folder(out.resolve()) as folder:
         selection = select(spec, preset)
         executable = compile_spec(spec, preset, decisions=selection.decisions)
-        _export(executable, preset, folder)
+        if preset.kind in SUFFIX:
+            texts = shaders_of(executable, spec, preset, decisions=selection.decisions)
+            for name, text in texts.items():
+                (folder / name).write_text(text, encoding="utf-8")
+        else:
+            _export(executable, preset, folder)
         if bundle:
             _bundle(preset, folder)
         manifest = _manifest(spec, preset, selection, folder)
@@ -240,14 +264,15 @@ def _manifest(
     spec: KernelSpec, preset: TargetPreset, selection: Selection, folder: Path
 ) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
+    library = folder / LIBRARY
+    archs = (*list_cubins(library), *list_ptx(library)) if preset.kind == "cuda" else ()
     return Manifest(
         spec=spec.name,
         target=preset.name,
         kind=preset.kind,
         machine=preset.machine,
         features=preset.features,
-        archs=cubins,
+        archs=archs,
         scalars=spec.scalars,
         tensors=spec.tensors,
         entries=entry_points(spec, preset.kind),
