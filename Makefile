@@ -24,7 +24,7 @@ demo: $(VENV)/.demo
 	$(BIN)/tvm-qopt demo
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: lint types
 	$(BIN)/python -m pytest tests/pure
