@@ -48,6 +48,8 @@ Compiler = Literal["nvcc", "nvrtc"]
 OPTIONS = ("--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17", "-w")
 VERBOSE = "--ptxas-options=-v"
 
+_CONSTANT_BITS = re.compile(r"\(\*\(float \*\)\(&\((\d+)\)\)\)")
+
 
 def installed_compilers() -> list[Compiler]:
     """The compilers at hand, the preferred one first: nvcc of a toolkit, NVRTC of PyPI's wheels."""
@@ -109,8 +111,10 @@ def _with_whole_warps(source: str) -> str:
     """Shuffles that name all lanes of a warp: every schedule launches whole warps.
 
     TVM names the lanes that happen to run together, which after a divergent loop need not be all.
+    It also reads the bits of a constant (a NaN) from its address, which C++ does not allow.
     """
-    return source.replace("__activemask()", "0xffffffffu")
+    source = source.replace("__activemask()", "0xffffffffu")
+    return _CONSTANT_BITS.sub(r"__int_as_float(\1)", source)
 
 
 @contextmanager
