@@ -11,6 +11,7 @@ import torch
 
 from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
 from tvm_qopt.optim.layout import GAPS, ROWS, Layout
+from tvm_qopt.optim.shards import Groups
 from tvm_qopt.optim.state import MASTER, State, adopt, fill, tensors_of
 from tvm_qopt.params import STORAGE
 
@@ -73,7 +74,6 @@ class Entry:
         "_address",
         "_dtype",
         "_end",
-        "_grad_dtype",
         "_master",
         "_names",
         "_pinned",
@@ -81,6 +81,8 @@ class Entry:
         "_size",
         "_version",
         "grad_address",
+        "grad_dtype",
+        "groups",
         "label",
         "lane",
         "layout",
@@ -102,8 +104,10 @@ class Entry:
         *,
         label: str,
         seed: int,
+        groups: Groups = (),
     ) -> None:
         self.param, self.label, self.lane, self.state = param, label, lane, state
+        self.groups = groups  # of processes that have the other parts
         self.spec = lane.batch.kernel.spec
         self.seed, self.tick = seed, -1
         self.norm: Member | None = None  # of its gradient, where that is asked for
@@ -118,7 +122,7 @@ class Entry:
             }
             read = self.layout.flat(self.layout.arranged(grad))
             self.member = lane.batch.add({"param": weights, "grad": read, **given})
-        self._size, self._dtype, self._grad_dtype = param.numel(), param.dtype, grad.dtype
+        self._size, self._dtype, self.grad_dtype = param.numel(), param.dtype, grad.dtype
         self._address, self.grad_address = param.data_ptr(), read.data_ptr()
         self._end = self._address + param.numel() * param.itemsize
         self._pinned = self._hash()
@@ -142,7 +146,7 @@ class Entry:
         if (
             param.data_ptr() != self._address
             or param.dtype is not self._dtype
-            or grad.dtype is not self._grad_dtype
+            or grad.dtype is not self.grad_dtype
             or grad.layout is not STRIDED
             or grad.numel() != self._size
             or state is not self.state

@@ -18,6 +18,7 @@ from tvm_qopt.rules import (
     Settings,
     Zeroes,
     normal_eps,
+    root_beside,
     rule,
 )
 from tvm_qopt.xp import ArrayNamespace, Value
@@ -90,7 +91,7 @@ def adam_step(
     if settings["amsgrad"]:
         v = xp.bind(xp.maximum(s["max_exp_avg_sq"], v), "max_exp_avg_sq_new")
         new["max_exp_avg_sq"] = v
-    return h.step_size * m / (xp.sqrt(v) + h.eps), new  # m / eps alone may overflow
+    return h.step_size * m / root_beside(xp, v, h.eps), new  # m / eps alone may overflow
 
 
 @rule(

@@ -6,7 +6,18 @@ import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tvm_qopt.rules import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, Hyper, Settings, normal_eps, rule
+from tvm_qopt.rules import (
+    BETA1,
+    BETA2,
+    EPS,
+    LR,
+    WEIGHT_DECAY,
+    Hyper,
+    Settings,
+    normal_eps,
+    root_beside,
+    rule,
+)
 from tvm_qopt.xp import ArrayNamespace, Value
 
 BETA3, ALPHA = Hyper("beta3", high=1.0), Hyper("alpha")
@@ -80,5 +91,5 @@ def ademamix(
     fast = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     slow = xp.bind(h.beta3 * s["exp_avg_slow"] + h.one_minus_beta3 * g, "exp_avg_slow_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    update = (h.fast_size * fast + h.slow_size * slow) / (xp.sqrt(v) + h.eps)
+    update = (h.fast_size * fast + h.slow_size * slow) / root_beside(xp, v, h.eps)
     return p * h.decay - update, {"exp_avg": fast, "exp_avg_slow": slow, "exp_avg_sq": v}

@@ -16,6 +16,7 @@ from tvm_qopt.rules import (
     Norms,
     Settings,
     normal_eps,
+    root_beside,
     rule,
 )
 from tvm_qopt.xp import ArrayNamespace, Value
@@ -57,7 +58,7 @@ def lamb_direction(
 ) -> tuple[Value, dict[str, Value]]:
     m = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    direction = h.direction_size * m / (xp.sqrt(v) + h.eps) + h.weight_decay * p
+    direction = h.direction_size * m / root_beside(xp, v, h.eps) + h.weight_decay * p
     return xp.bind(direction, "direction"), {"exp_avg": m, "exp_avg_sq": v}
 
 

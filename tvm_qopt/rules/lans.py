@@ -16,6 +16,7 @@ from tvm_qopt.rules import (
     Norms,
     Settings,
     normal_eps,
+    root_beside,
     rule,
 )
 from tvm_qopt.rules.lamb import LOWER_BOUND, UPPER_BOUND, bounded, trust_ratio
@@ -62,7 +63,7 @@ def lans_directions(
         g = xp.bind(clip(xp, g, getattr(h, CLIP_SCALAR)), "grad_clipped")
     m = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    divisor = xp.bind(xp.sqrt(v) + h.eps, "divisor")
+    divisor = xp.bind(root_beside(xp, v, h.eps), "divisor")
     decay = xp.bind(h.weight_decay * p, "decay")
     moment = xp.bind(h.moment_size * m / divisor + decay, "moment_direction")
     grad = xp.bind(h.grad_size * g / divisor + decay, "grad_direction")

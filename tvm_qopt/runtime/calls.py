@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.runtime.arguments import Part, window_of, windows
 from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
+from tvm_qopt.runtime.ending import enter, leave
 from tvm_qopt.runtime.threads import call_in_turn, call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
@@ -120,9 +121,18 @@ def run(
     """
     if not calls:  # an empty tensor
         return
-    if device[0] == CUDA:
-        _run_on_stream(device, like, calls, stream)
-        return
+    try:
+        enter()
+        if device[0] == CUDA:
+            _run_on_stream(device, like, calls, stream)
+        else:
+            _run_here(kernel, calls)
+    finally:
+        leave()
+
+
+def _run_here(kernel: Kernel, calls: Sequence[Call]) -> None:
+    """Make calls on this thread, with others where the work is worth waking them."""
     elements = sum(call.elements for call in calls)
     if elements < kernel.manifest.serial_below or get_num_threads() == 1:
         call_in_turn([(call.serial, call.arguments) for call in calls])
