@@ -19,6 +19,7 @@ from tvm_qopt.compiler.checks import check_in_place, check_stages
 from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
 from tvm_qopt.compiler.intrinsics import PERMUTES
+from tvm_qopt.compiler.launches import launches_of, with_offsets
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, in_place
@@ -32,13 +33,21 @@ from tvm_qopt.errors import (
     StoreError,
     ToolMissing,
 )
-from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
+from tvm_qopt.manifest import (
+    LIBRARY,
+    MANIFEST,
+    OBJECT,
+    OPENCL_SOURCE,
+    Launch,
+    Manifest,
+    artifact_key,
+    sha256_of,
+)
 from tvm_qopt.spec import KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
 BUNDLE = "lib"
-OPENCL_SOURCE = "kernel.cl"
 BUNDLED = {"llvm": ("tvm_runtime",), "cuda": ("tvm_runtime", "tvm_runtime_cuda")}
 SERIAL_BELOW = 1 << 17
 """Elements that one thread does sooner than it wakes the others, which sleep between calls: waking
@@ -111,15 +120,25 @@ def compile_spec(
 ) -> Any:
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
+    with _build_errors(spec, preset):
+        return _compile({name: lower(spec, preset, name, decisions) for name in names}, preset)
+
+
+@contextmanager
+def _build_errors(spec: KernelSpec, preset: TargetPreset) -> Iterator[None]:
     try:
-        module = tvm.IRModule({name: lower(spec, preset, name, decisions).final for name in names})
-        if preset.kind == "opencl":
-            register_barrier_fence()
-        with source_only() if preset.kind == "cuda" else nullcontext():
-            return compile_module(module, tvm_target(preset))
+        yield
     except (tvm.error.InternalError, s_tir.ScheduleError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error
+
+
+def _compile(lowered: Mapping[str, Lowered], preset: TargetPreset) -> Any:
+    module = tvm.IRModule({name: each.final for name, each in lowered.items()})
+    if preset.kind == "opencl":
+        register_barrier_fence()
+    with source_only() if preset.kind == "cuda" else nullcontext():
+        return compile_module(module, tvm_target(preset))
 
 
 def tvm_target(preset: TargetPreset) -> tvm.target.Target:
@@ -142,11 +161,14 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
     """
     with _new_folder(out.resolve()) as folder:
         selection = select(spec, preset)
-        executable = compile_spec(spec, preset, decisions=selection.decisions)
-        _export(executable, preset, folder)
+        names = entry_points(spec, preset.kind)
+        with _build_errors(spec, preset):
+            lowered = {name: lower(spec, preset, name, selection.decisions) for name in names}
+            executable = _compile(lowered, preset)
+        launches = _export(executable, preset, folder, lowered)
         if bundle:
             _bundle(preset, folder)
-        manifest = _manifest(spec, preset, selection, folder)
+        manifest = _manifest(spec, preset, selection, folder, launches)
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -189,19 +211,25 @@ def _check_replaceable(out: Path) -> None:
         raise StoreError(f"{out}: holds other files; give an empty or a new folder")
 
 
-def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
-    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text."""
+def _export(
+    executable: Any, preset: TargetPreset, folder: Path, lowered: Mapping[str, Lowered]
+) -> dict[str, Launch]:
+    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text,
+    whose launches are returned."""
     linker = find_linker(preset)
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")
-        return
+        return {}
     link = linked_by(linker)
     if preset.kind == "cuda":
         export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
-        return
+        return {}
     executable.export_library(str(folder / LIBRARY), fcompile=link)
-    if preset.kind == "opencl":
-        (folder / OPENCL_SOURCE).write_text(opencl_source(executable), encoding="utf-8")
+    if preset.kind != "opencl":
+        return {}
+    source = opencl_source(executable)
+    (folder / OPENCL_SOURCE).write_text(with_offsets(source), encoding="utf-8")
+    return launches_of({name: each.final for name, each in lowered.items()}, source)
 
 
 def linked_by(linker: str) -> Callable[..., None]:
@@ -232,7 +260,11 @@ def _bundle(preset: TargetPreset, folder: Path) -> None:
 
 
 def _manifest(
-    spec: KernelSpec, preset: TargetPreset, selection: Selection, folder: Path
+    spec: KernelSpec,
+    preset: TargetPreset,
+    selection: Selection,
+    folder: Path,
+    launches: Mapping[str, Launch],
 ) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
@@ -249,5 +281,6 @@ def _manifest(
         files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
         key=artifact_key(spec, preset),
         serial_below=SERIAL_BELOW if preset.on_cpu else 0,
+        launches=launches,
         schedule=selection.as_manifest(),
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.runtime.arguments import Part, window_of, windows
-from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
+from tvm_qopt.runtime.arrays import CUDA, OPENCL, ArrayView, current_stream
+from tvm_qopt.runtime.opencl import Entry, queue_of
 from tvm_qopt.runtime.threads import call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
@@ -21,12 +22,18 @@ VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is
 @dataclass(frozen=True, slots=True)
 class Call:
     """The function for many threads (None where one thread is sooner), that for one, and what they
-    are called with."""
+    are called with; on OpenCL the latter is a kernel that has its arguments."""
 
     parallel: Any
     serial: Any
     part: Part
     arguments: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, parallel: Any, serial: Any, part: Part, arguments: tuple[Any, ...]) -> Call:
+        if isinstance(serial, Entry):
+            serial = serial.bound(part, arguments)
+        return cls(parallel, serial, part, arguments)
 
     def with_argument(self, index: int, argument: Any) -> Call:
         arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
@@ -56,7 +63,7 @@ class Calls:
             entry = kernel.entries[_entry("main_any", number)]
             full = kernel.spec.block_size
             return [
-                dataclasses.replace(call, serial=entry) if call.part.size == full else call
+                Call.of(None, entry, call.part, call.arguments) if call.part.size == full else call
                 for call in calls
             ]
 
@@ -75,13 +82,13 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
             parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
-            calls[number].append(Call(parallel, serial, part, arguments))
+            calls[number].append(Call.of(parallel, serial, part, arguments))
     if rest:
         part = Part(blocks, 1, rest)
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             tail = kernel.entries[_entry("tail", number)]
-            calls[number].append(Call(None, tail, part, arguments))
+            calls[number].append(Call.of(None, tail, part, arguments))
     return Calls(calls.pop(None), list(calls.values()))
 
 
@@ -105,17 +112,22 @@ def run(
     *,
     like: Any,
     keep: object,
-    stream: int | None = None,
+    stream: Any = None,
 ) -> None:
     """Make calls, of one tensor or of many, in order; on a GPU queue them.
 
-    like: an array of the caller's library, whose current stream is the default.  keep: what the
-    calls need alive; it stays so until they are done.
+    like: an array of the caller's library, whose current stream (or queue) is the default.
+    keep: what the calls need alive; it stays so until they are done.
     """
     if not calls:  # an empty tensor
         return
     if device[0] == CUDA:
         _run_on_stream(device, like, calls, stream)
+        return
+    if device[0] == OPENCL:
+        queue = queue_of(like, stream)
+        for call in calls:
+            call.serial.enqueue(queue)
         return
     if get_num_threads() == 1 or all(call.parallel is None for call in calls):
         _call_in_turn(calls)

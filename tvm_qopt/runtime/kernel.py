@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from tvm_qopt.errors import ArtifactInvalid, DtypeMismatch, ShapeMismatch
-from tvm_qopt.manifest import LIBRARY, MANIFEST, Manifest, sha256_of
+from tvm_qopt.manifest import LIBRARY, MANIFEST, OPENCL_SOURCE, Manifest, sha256_of
 from tvm_qopt.runtime.arguments import DEVICES
 from tvm_qopt.runtime.arrays import float32_copy, full_like, view_of
 from tvm_qopt.runtime.library import load_module
+from tvm_qopt.runtime.opencl import SourceModule
 from tvm_qopt.runtime.plan import Plan
 from tvm_qopt.runtime.state import check_qmaps, decode, initial_parts
 from tvm_qopt.spec import BESIDE, COUNTER, STATE, KernelSpec, norms_of
@@ -47,12 +48,7 @@ class Kernel:
         """Check an artifact folder and load it.  Loading runs its code: see `tvm_qopt.load`."""
         manifest = read_manifest(folder)
         check_host(folder, manifest)
-        bundled = folder / BUNDLE
-        path = folder / LIBRARY
-        module = load_module(
-            path, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None
-        )
-        return cls(folder, manifest, module)
+        return cls(folder, manifest, _module_of(folder, manifest))
 
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest.spec} for {self.manifest.target}>"
@@ -104,9 +100,10 @@ class Kernel:
         param: the weights, updated in place.  grad: of the same shape; may be read-only.  state:
         as `init_state` makes it, updated in place.  qmap: slot name -> 256 float32 levels, for
         formats whose map is given at run time.  result: for a rule that writes a tensor of its own
-        in place of the parameter, like `param`.  NumPy arrays, torch tensors or anything that
-        exports DLPack; contiguous, at any element-aligned address, none overlapping another that
-        is written.  A bfloat16 array of NumPy may be ml_dtypes' or its bits as uint16.
+        in place of the parameter, like `param`.  NumPy arrays, torch tensors, anything that
+        exports DLPack, or for OpenCL pyopencl arrays; contiguous, at any element-aligned address,
+        none overlapping another that is written.  A bfloat16 array of NumPy may be ml_dtypes' or
+        its bits as uint16.
 
         The plan keeps these very buffers.  Where torch makes a new gradient each time (its
         zero_grad frees the old one), give it to `Plan.step`.
@@ -125,6 +122,17 @@ class Kernel:
         for name in state.keys() & given.keys():
             raise ShapeMismatch(name, expected="no entry of this name in state", got="one")
         return Plan(self, {**given, **state})
+
+
+def _module_of(folder: Path, manifest: Manifest) -> Any:
+    if manifest.kind == "opencl":
+        source = (folder / OPENCL_SOURCE).read_text(encoding="utf-8")
+        names = [t.name for t in manifest.tensors]
+        return SourceModule(source, manifest.launches, names, str(folder / OPENCL_SOURCE))
+    bundled = folder / BUNDLE
+    return load_module(
+        folder / LIBRARY, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -59,7 +59,7 @@ class Plan:
         maximize: bool = False,
         seed: int | None = None,
         found_inf: Any = None,
-        stream: int | None = None,
+        stream: Any = None,
         **hyper: float,
     ) -> bool:
         """Run the update once; the arrays of the plan change in place.
@@ -71,8 +71,9 @@ class Plan:
         gradient is divided by it (a loss scale); gnorm_scale: and multiplied by it; maximize: and
         its sign is changed.  seed: of stochastic weights (0 by default), with `step` and the place
         of an element all that its rounding depends on.  found_inf: a number or one-element array;
-        non-zero leaves everything as it is.  stream: the handle of a CUDA stream, the caller's
-        current one by default; the step is queued there, and found_inf is read on the host.
+        non-zero leaves everything as it is.  stream: the handle of a CUDA stream or a pyopencl
+        queue, the caller's current one (that of param) by default; the step is queued there, and
+        found_inf is read on the host.
 
         Returns whether the update ran.  It does not, and nothing changes, where found_inf says so
         and where a norm that the rule needs is beyond float32.  A rule with norms waits for them
@@ -130,7 +131,7 @@ class Plan:
         """Raise what `step` would raise for these scalars; run nothing."""
         self._scalars.of(step, grad_scale, gnorm_scale, hyper)
 
-    def norms(self, number: int = 0, *, stream: int | None = None) -> Mapping[str, float]:
+    def norms(self, number: int = 0, *, stream: Any = None) -> Mapping[str, float]:
         """Run norm pass `number` alone, with the scalars of the last step: name -> Euclidean norm.
 
         Sums of a block in float32, of the blocks in float64, in one order whatever the threads.
