@@ -23,22 +23,23 @@ from tvm_qopt.version import TVM_VERSION, __version__
 
 SCHEMA = 2
 MANIFEST, LIBRARY, OBJECT = "manifest.json", "kernel.so", "kernel.o"
-OPENCL_SOURCE = "kernel.cl"
+OPENCL_SOURCE, OPENCL_DOUBLES = "kernel.cl", "advance.cl"
 
 
 @dataclass(frozen=True)
 class Launch:
     """How an entry point is launched where the runtime does it itself: from source.
 
-    kernel: its name in the source.  arguments: in order; names of tensors, after each of which
-    comes the place of its first element in the memory object, and of sizes (nb, B).  threads: of a
-    group, by axis.  blocks: quantisation blocks of a group; the last group may have fewer.
+    kernel: its name in the file `source`.  arguments: in order; names of tensors, after each of
+    which comes the place of its first element in the memory object, and of sizes (nb, B).
+    threads: of a group, by axis.  blocks: quantisation blocks of a group; the last may have fewer.
     """
 
     kernel: str
     arguments: tuple[str, ...]
     threads: tuple[int, ...]
     blocks: int
+    source: str = OPENCL_SOURCE
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def _check_types(data: dict[str, Any]) -> None:
 def _launch(given: dict[str, Any]) -> Launch:
     lists = {name: tuple(_checked(given[name], list, name)) for name in ("arguments", "threads")}
     launch = Launch(**{**given, **lists})
-    for value, kind in ((launch.kernel, str), (launch.blocks, int)):
+    texts = ((launch.kernel, str), (launch.source, str))
+    for value, kind in (*texts, (launch.blocks, int)):
         _checked(value, kind, "launches")
     for values, kind in ((launch.arguments, str), (launch.threads, int)):
         for value in values:

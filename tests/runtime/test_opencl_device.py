@@ -17,6 +17,8 @@ from tvm_qopt.errors import (
     DtypeMismatch,
     HyperOutOfRange,
     ShapeMismatch,
+    UnknownName,
+    UnsupportedSpec,
 )
 from tvm_qopt.formats.dynamic import dynamic_map
 from tvm_qopt.manifest import Launch
@@ -154,9 +156,10 @@ def planned(queue: Any, **others: Any) -> tuple[Any, dict[str, Any]]:
 
 def test_found_inf_leaves_everything(queue: Any) -> None:
     plan, arrays = planned(queue)
-    for found in (1.0, put(queue, np.ones(1, np.float32))):
+    on_device = put(queue, np.ones(3, np.float32), 1)[1:2]
+    for found, ran in ((1.0, False), (np.ones(1, np.float32), False), (on_device, True)):
         before = {name: x.get() for name, x in arrays.items()}
-        assert not plan.step(step=1, found_inf=found, **HYPER)
+        assert plan.step(step=1, found_inf=found, **HYPER) is ran  # True: the device decides
         assert all((x.get() == before[name]).all() for name, x in arrays.items())
     assert plan.step(step=1, found_inf=put(queue, np.zeros(1, np.float32)), **HYPER)
 
@@ -217,9 +220,44 @@ def test_sub_buffers_of_one_object_overlap(queue: Any) -> None:
 
 def test_a_driver_that_refuses_the_source_is_quoted(queue: Any) -> None:
     launch = Launch("main_kernel", ("param", "nb"), (1,), 1)
-    module = SourceModule("not C", {"main": launch}, ["param"], "here/kernel.cl")
+    module = SourceModule({"kernel.cl": "not C"}, {"main": launch}, "here")
     with pytest.raises(ArtifactInvalid, match=r"here/kernel\.cl: the OpenCL compiler of "):
-        module.program(queue.context)
-    wide = SourceModule("", {"main": Launch("k", (), (1 << 20, 2), 1)}, [], "here")
+        module.program(queue.context, "kernel.cl")
+    wide = SourceModule({"k.cl": ""}, {"main": Launch("k", (), (1 << 20, 2), 1)}, "here")
     with pytest.raises(DeviceMismatch, match=f"groups of {1 << 21} work items"):
-        wide.program(queue.context)
+        wide.program(queue.context, "k.cl")
+
+
+def test_a_capturable_step_is_the_plans_to_the_bit(queue: Any) -> None:
+    """Step, scalars and found_inf on the device; held back it changes and counts nothing."""
+    (plan, arrays), (other, expected) = planned(queue), planned(queue)
+    found = put(queue, np.zeros(1, np.float32))
+    replayed = plan.capturable(step=4, grad_scale=2.0, maximize=True, found_inf=found, **HYPER)
+    assert replayed.steps() == 4
+    for step_, inf, lr in ((5, 0.0, 1e-2), (6, 1.0, 1e-2), (6, 0.0, 5e-3)):
+        found.set(np.array([inf], np.float32))
+        replayed.set(lr=lr)
+        replayed.step()
+        if not inf:
+            other.step(step=step_, grad_scale=2.0, maximize=True, **{**HYPER, "lr": lr})
+        for name, x in arrays.items():
+            np.testing.assert_array_equal(x.get(), expected[name].get(), name)
+    assert replayed.steps() == 6
+    replayed.set(beta2=1.0 - 2**-30, eps=1e-35)  # eps after its correction is no float32 number
+    replayed.step()
+    assert replayed.steps() == 6
+
+
+def test_what_cannot_be_captured_says_so(queue: Any) -> None:
+    plan, _ = planned(queue)
+    with pytest.raises(UnknownName, match="momentum"):
+        plan.capturable(**HYPER).set(momentum=0.9)
+    with pytest.raises(HyperOutOfRange, match="lr"):
+        plan.capturable(**HYPER).set(lr=-1.0)
+    with pytest.raises(DtypeMismatch, match=r"found_inf.*float32"):
+        plan.capturable(found_inf=put(queue, np.zeros(1)), **HYPER)
+    kernel = tvm_qopt.load("lamb", target="opencl")
+    param = put(queue, np.ones(300, np.float32))
+    lamb = kernel.plan(param=param, grad=param.copy(), state=kernel.init_state(param))
+    with pytest.raises(UnsupportedSpec, match="without norms"):
+        lamb.capturable(**HYPER)

@@ -15,9 +15,11 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from tvm_qopt.compiler.advance import step_functions
 from tvm_qopt.compiler.checks import check_in_place, check_stages
 from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
 from tvm_qopt.compiler.define import OUT, define
+from tvm_qopt.compiler.gate import mask_if_gated
 from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.launches import launches_of, with_offsets
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
@@ -37,13 +39,14 @@ from tvm_qopt.manifest import (
     LIBRARY,
     MANIFEST,
     OBJECT,
+    OPENCL_DOUBLES,
     OPENCL_SOURCE,
     Launch,
     Manifest,
     artifact_key,
     sha256_of,
 )
-from tvm_qopt.spec import KernelSpec, norms_entry, norms_of
+from tvm_qopt.spec import ADVANCE, KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
@@ -121,7 +124,8 @@ def compile_spec(
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
     with _build_errors(spec, preset):
-        return _compile({name: lower(spec, preset, name, decisions) for name in names}, preset)
+        functions = {name: lower(spec, preset, name, decisions).final for name in names}
+        return _compile(functions, preset)
 
 
 @contextmanager
@@ -133,8 +137,8 @@ def _build_errors(spec: KernelSpec, preset: TargetPreset) -> Iterator[None]:
         raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error
 
 
-def _compile(lowered: Mapping[str, Lowered], preset: TargetPreset) -> Any:
-    module = tvm.IRModule({name: each.final for name, each in lowered.items()})
+def _compile(functions: Mapping[str, tirx.PrimFunc], preset: TargetPreset) -> Any:
+    module = tvm.IRModule(dict(functions))
     if preset.kind == "opencl":
         register_barrier_fence()
     with source_only() if preset.kind == "cuda" else nullcontext():
@@ -161,14 +165,14 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
     """
     with _new_folder(out.resolve()) as folder:
         selection = select(spec, preset)
-        names = entry_points(spec, preset.kind)
+        names, decisions = entry_points(spec, preset.kind), selection.decisions
         with _build_errors(spec, preset):
-            lowered = {name: lower(spec, preset, name, selection.decisions) for name in names}
-            executable = _compile(lowered, preset)
-        launches = _export(executable, preset, folder, lowered)
+            functions = {name: lower(spec, preset, name, decisions).final for name in names}
+            functions |= {} if preset.on_cpu else step_functions(spec)
+            launches = _compile_and_export(functions, preset, folder)
         if bundle:
             _bundle(preset, folder)
-        manifest = _manifest(spec, preset, selection, folder, launches)
+        manifest = _manifest(spec, preset, selection, folder, tuple(functions), launches)
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -211,25 +215,35 @@ def _check_replaceable(out: Path) -> None:
         raise StoreError(f"{out}: holds other files; give an empty or a new folder")
 
 
-def _export(
-    executable: Any, preset: TargetPreset, folder: Path, lowered: Mapping[str, Lowered]
+def _compile_and_export(
+    functions: Mapping[str, tirx.PrimFunc], preset: TargetPreset, folder: Path
 ) -> dict[str, Launch]:
     """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text,
-    whose launches are returned."""
+    whose launches are returned.  What needs float64 is a text of its own: few devices have none,
+    but those compile no text that speaks of it."""
+    apart = {ADVANCE} & set(functions) if preset.kind == "opencl" else set()
+    executable = _compile({n: f for n, f in functions.items() if n not in apart}, preset)
+    _export(executable, preset, folder)
+    if preset.kind != "opencl":
+        return {}
+    texts = {OPENCL_SOURCE: opencl_source(executable)}
+    for name in apart:
+        texts[OPENCL_DOUBLES] = opencl_source(_compile({name: functions[name]}, preset))
+    for file, text in texts.items():
+        (folder / file).write_text(with_offsets(mask_if_gated(text)), encoding="utf-8")
+    return launches_of(functions, texts)
+
+
+def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
     linker = find_linker(preset)
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")
-        return {}
+        return
     link = linked_by(linker)
     if preset.kind == "cuda":
         export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
-        return {}
+        return
     executable.export_library(str(folder / LIBRARY), fcompile=link)
-    if preset.kind != "opencl":
-        return {}
-    source = opencl_source(executable)
-    (folder / OPENCL_SOURCE).write_text(with_offsets(source), encoding="utf-8")
-    return launches_of({name: each.final for name, each in lowered.items()}, source)
 
 
 def linked_by(linker: str) -> Callable[..., None]:
@@ -264,6 +278,7 @@ def _manifest(
     preset: TargetPreset,
     selection: Selection,
     folder: Path,
+    entries: tuple[str, ...],
     launches: Mapping[str, Launch],
 ) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -277,7 +292,7 @@ def _manifest(
         archs=cubins,
         scalars=spec.scalars,
         tensors=spec.tensors,
-        entries=entry_points(spec, preset.kind),
+        entries=entries,
         files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
         key=artifact_key(spec, preset),
         serial_below=SERIAL_BELOW if preset.on_cpu else 0,

@@ -37,6 +37,7 @@ from typing import Any, Literal
 
 import tvm_ffi
 
+from tvm_qopt.compiler.gate import leave_if_gated
 from tvm_qopt.errors import BuildError, ToolMissing, UnsupportedSpec
 
 Compiler = Literal["nvcc", "nvrtc"]
@@ -74,7 +75,7 @@ def compile_cuda(
     the same bytes. `timeout` (seconds) binds nvcc only; NVRTC runs in this process.
     Raises ToolMissing without a compiler, BuildError with what the compiler said.
     """
-    numbers, source = _arch_numbers(archs), _with_whole_warps(source)
+    numbers, source = _arch_numbers(archs), leave_if_gated(_with_whole_warps(source))
     if _choose(compiler) == "nvcc":
         code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
         return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)
@@ -87,7 +88,7 @@ def compile_ptx(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> str:
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
-    (number,), source = _arch_numbers([arch]), _with_whole_warps(source)
+    (number,), source = _arch_numbers([arch]), leave_if_gated(_with_whole_warps(source))
     virtual = f"compute_{number}"
     if _choose(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]

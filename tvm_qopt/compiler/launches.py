@@ -10,6 +10,7 @@ from tvm.s_tir.stmt import SBlockRealize
 
 from tvm_qopt.errors import BuildError
 from tvm_qopt.manifest import Launch
+from tvm_qopt.spec import STEP_ENTRIES
 
 _KERNEL = re.compile(r"__kernel void (?P<name>\w+)\((?P<arguments>[^)]*)\)(?P<end>;| \{)")
 _POINTER = re.compile(r"\s*(?P<type>__global [^,]*?)(?P<name>\w+)_ptr\s*")
@@ -39,27 +40,36 @@ def _with_offsets(found: re.Match[str]) -> str:
     return f"__kernel void {found['name']}({','.join(arguments)}){found['end']}{body}"
 
 
-def launches_of(functions: Mapping[str, tirx.PrimFunc], source: str) -> dict[str, Launch]:
-    """The launch of each entry point, from its scheduled function and the OpenCL C of all.
+def launches_of(
+    functions: Mapping[str, tirx.PrimFunc], sources: Mapping[str, str]
+) -> dict[str, Launch]:
+    """The launch of each entry point, from its scheduled function and the OpenCL C by file.
 
     Raises BuildError for an entry point that is not one kernel on one axis of groups, and for one
     that keeps something between threads in memory that is no argument.
     """
-    kernels = {k["name"]: k["arguments"] for k in _KERNEL.finditer(source)}
+    kernels = {
+        found["name"]: (file, tuple(map(_name_of, found["arguments"].split(","))))
+        for file, source in sources.items()
+        for found in _KERNEL.finditer(source)
+    }
     return {name: _launch(name, func, kernels) for name, func in functions.items()}
 
 
-def _launch(name: str, func: tirx.PrimFunc, kernels: Mapping[str, str]) -> Launch:
+def _launch(
+    name: str, func: tirx.PrimFunc, kernels: Mapping[str, tuple[str, tuple[str, ...]]]
+) -> Launch:
     own = [kernel for kernel in kernels if re.fullmatch(rf"{name}_kernel(_\d+)?", kernel)]
     if own != [f"{name}_kernel"]:
         raise BuildError(f"{name}: expected one kernel in the OpenCL C, got {own}")
-    arguments = tuple(map(_name_of, kernels[own[0]].split(",")))
+    file, arguments = kernels[own[0]]
     foreign = set(arguments) - {param.name for param in func.params} - set(_SIZES)
     if foreign:
         raise BuildError(f"{name}: its kernel needs memory beside its arguments: {sorted(foreign)}")
     extents = dict(_thread_extents(func.body))
     threads = tuple(int(extents[axis]) for axis in _THREADS if axis in extents)
-    return Launch(own[0], arguments, threads or (1,), _blocks_of_a_group(name, func, extents))
+    blocks = 1 if name in STEP_ENTRIES else _blocks_of_a_group(name, func, extents)
+    return Launch(own[0], arguments, threads, blocks, file)
 
 
 def _name_of(argument: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -335,6 +336,18 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
         target.copy_(torch.from_numpy(values), non_blocking=True)
     else:
         target[...] = target.__array_namespace__().asarray(values)
+
+
+@contextmanager
+def on_stream(like: Any, stream: Any) -> Iterator[None]:
+    """Inside, torch copies arrays like this one on a CUDA stream given by its handle."""
+    if stream is None or not is_torch(like) or not like.is_cuda:
+        yield
+        return
+    import torch
+
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device)):
+        yield
 
 
 def current_stream(like: Any, device: int) -> int:

@@ -30,9 +30,16 @@ class Call:
     arguments: tuple[Any, ...]
 
     @classmethod
-    def of(cls, parallel: Any, serial: Any, part: Part, arguments: tuple[Any, ...]) -> Call:
+    def of(
+        cls,
+        parallel: Any,
+        serial: Any,
+        part: Part,
+        arguments: tuple[Any, ...],
+        names: Sequence[str],
+    ) -> Call:
         if isinstance(serial, Entry):
-            serial = serial.bound(part, arguments)
+            serial = serial.bound(part, dict(zip(names, arguments, strict=True)))
         return cls(parallel, serial, part, arguments)
 
     def with_argument(self, index: int, argument: Any) -> Call:
@@ -61,9 +68,11 @@ class Calls:
 
         def of(calls: list[Call], number: int | None) -> list[Call]:
             entry = kernel.entries[_entry("main_any", number)]
-            full = kernel.spec.block_size
+            full, names = kernel.spec.block_size, [t.name for t in kernel.spec.tensors]
             return [
-                Call.of(None, entry, call.part, call.arguments) if call.part.size == full else call
+                Call.of(None, entry, call.part, call.arguments, names)
+                if call.part.size == full
+                else call
                 for call in calls
             ]
 
@@ -74,6 +83,7 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
     """The calls for arrays that were checked."""
     size, block = views["param"].size, kernel.spec.block_size
     blocks, rest = divmod(size, block)
+    names = [t.name for t in kernel.spec.tensors]
     passes: list[int | None] = [None, *range(len(kernel.spec.rule_.norms))]
     calls: dict[int | None, list[Call]] = {number: [] for number in passes}
     if blocks:
@@ -82,13 +92,13 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
             parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
-            calls[number].append(Call.of(parallel, serial, part, arguments))
+            calls[number].append(Call.of(parallel, serial, part, arguments, names))
     if rest:
         part = Part(blocks, 1, rest)
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             tail = kernel.entries[_entry("tail", number)]
-            calls[number].append(Call.of(None, tail, part, arguments))
+            calls[number].append(Call.of(None, tail, part, arguments, names))
     return Calls(calls.pop(None), list(calls.values()))
 
 

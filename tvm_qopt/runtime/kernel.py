@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from tvm_qopt.errors import ArtifactInvalid, DtypeMismatch, ShapeMismatch
-from tvm_qopt.manifest import LIBRARY, MANIFEST, OPENCL_SOURCE, Manifest, sha256_of
+from tvm_qopt.manifest import LIBRARY, MANIFEST, Manifest, sha256_of
 from tvm_qopt.runtime.arguments import DEVICES
 from tvm_qopt.runtime.arrays import float32_copy, full_like, view_of
 from tvm_qopt.runtime.library import load_module
 from tvm_qopt.runtime.opencl import SourceModule
 from tvm_qopt.runtime.plan import Plan
 from tvm_qopt.runtime.state import check_qmaps, decode, initial_parts
-from tvm_qopt.spec import BESIDE, COUNTER, STATE, KernelSpec, norms_of
+from tvm_qopt.spec import BESIDE, COUNTER, STATE, STEP_ENTRIES, KernelSpec, norms_of
 from tvm_qopt.targets import NATIVE, host_features
 from tvm_qopt.version import TVM_VERSION
 
@@ -38,7 +38,11 @@ class Kernel:
             self.entries = {name: module[name] for name in manifest.entries}
         except AttributeError as error:
             raise ArtifactInvalid(f"{folder}: the module lacks an entry point: {error}") from None
-        self.parts = tuple(name for name in manifest.entries if norms_of(name)[0] is None)
+        self.parts = tuple(
+            name
+            for name in manifest.entries
+            if name not in STEP_ENTRIES and norms_of(name)[0] is None
+        )
         lacking = {"main", "tail"} - set(self.parts)
         if lacking:
             raise ArtifactInvalid(f"{folder}: the manifest lacks the entry points {lacking}")
@@ -126,9 +130,9 @@ class Kernel:
 
 def _module_of(folder: Path, manifest: Manifest) -> Any:
     if manifest.kind == "opencl":
-        source = (folder / OPENCL_SOURCE).read_text(encoding="utf-8")
-        names = [t.name for t in manifest.tensors]
-        return SourceModule(source, manifest.launches, names, str(folder / OPENCL_SOURCE))
+        files = {launch.source for launch in manifest.launches.values()} & set(manifest.files)
+        sources = {name: (folder / name).read_text(encoding="utf-8") for name in files}
+        return SourceModule(sources, manifest.launches, str(folder))
     bundled = folder / BUNDLE
     return load_module(
         folder / LIBRARY, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None

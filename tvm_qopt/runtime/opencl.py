@@ -109,42 +109,41 @@ class Region:
 class SourceModule:
     """OpenCL C and the launches of its entry points; module[name] is an `Entry`.
 
-    names: the arguments of every entry point, in order.  A program is built when a context is first
-    used, and kept as long as this object.
+    sources: file -> text; where: their folder, for errors.  A program is built when a context is
+    first used, and kept as long as this object.
     """
 
     def __init__(
-        self, source: str, launches: Mapping[str, Launch], names: Sequence[str], where: str
+        self, sources: Mapping[str, str], launches: Mapping[str, Launch], where: str
     ) -> None:
         check_pyopencl()
-        self._source, self._launches, self._names = source, launches, tuple(names)
-        self._where = where
-        self._programs: dict[Any, Any] = {}
+        self._sources, self._launches, self._where = sources, launches, where
+        self._programs: dict[tuple[Any, str], Any] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._launches:
             raise AttributeError(name)
-        return Entry(self, self._launches[name], self._names)
+        return Entry(self, self._launches[name])
 
-    def program(self, context: Any) -> Any:
+    def program(self, context: Any, file: str) -> Any:
         """The built program; raises ArtifactInvalid or DeviceMismatch where a device cannot."""
         import pyopencl as cl
 
         with self._lock:
-            if context not in self._programs:
+            if (context, file) not in self._programs:
                 self._check_groups(context)
                 try:
-                    built = cl.Program(context, self._source).build(options=[])
+                    built = cl.Program(context, self._sources[file]).build(options=[])
                 except cl.Error as error:
                     lines = str(error).strip().splitlines()
                     devices = ", ".join(device.name.strip() for device in context.devices)
                     raise ArtifactInvalid(
-                        f"{self._where}: the OpenCL compiler of {devices} refuses it: "
+                        f"{self._where}/{file}: the OpenCL compiler of {devices} refuses it: "
                         + "; ".join(lines[:6])
                     ) from error
-                self._programs[context] = built
-            return self._programs[context]
+                self._programs[context, file] = built
+            return self._programs[context, file]
 
     def _check_groups(self, context: Any) -> None:
         most = max(int(np.prod(launch.threads)) for launch in self._launches.values())
@@ -161,16 +160,16 @@ class Entry:
 
     module: SourceModule
     launch: Launch
-    names: tuple[str, ...]
 
-    def bound(self, part: Part, regions: Sequence[Region]) -> Bound:
-        """The kernel with its arguments set: `regions` in the order of `names`."""
+    def bound(self, part: Part, given: Mapping[str, Region]) -> Bound:
+        """The kernel with its arguments set; `given` may have more than it takes."""
         import pyopencl as cl
 
-        given = dict(zip(self.names, regions, strict=True))
         sizes = {"nb": part.blocks, "B": part.size}
         used = [given[name] for name in self.launch.arguments if name not in sizes]
-        kernel = cl.Kernel(self.module.program(used[0].array.context), self.launch.kernel)
+        kernel = cl.Kernel(
+            self.module.program(used[0].array.context, self.launch.source), self.launch.kernel
+        )
         arguments: list[Any] = []
         for name in self.launch.arguments:
             if name in sizes:
