@@ -47,7 +47,7 @@ class Manifest:
     """What `manifest.json` holds.
 
     entries: the entry points of the module.  files: name -> SHA-256 of each file of the artifact.
-    serial_below: number of elements under which `main_serial` is the faster entry point.
+    serial_below: elements of a step under which one thread is sooner done than others wake up.
     launches: entry point -> its launch, for kernels that are source (OpenCL); else empty.
     schedule: {"kind": "default"} or {"kind": "tuned", "record": hash}.
     """
@@ -178,7 +178,10 @@ def _source_hash() -> str:
     """Of the description layer, the compiler and the schedules: what a kernel is made by."""
     package = Path(__file__).parent
     parts = (".", "rules", "formats", "compiler", "schedules", "schedules/llvm", "schedules/gpu")
-    return _hash_files(path for part in parts for path in sorted((package / part).glob("*.py")))
+    folders = [package / part for part in parts]
+    return _hash_files(
+        path for ending in ("py", "c") for f in folders for path in sorted(f.glob(f"*.{ending}"))
+    )
 
 
 def _hash_files(paths: Iterable[Path]) -> str:

@@ -51,11 +51,12 @@ from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
 BUNDLE = "lib"
+POOL = Path(__file__).with_name("pool.c")
 BUNDLED = {"llvm": ("tvm_runtime",), "cuda": ("tvm_runtime", "tvm_runtime_cuda")}
-SERIAL_BELOW = 1 << 17
-"""Elements that one thread does sooner than it wakes the others, which sleep between calls: waking
-one took 100 to 300 us on a virtual machine, and one thread does 131072 in 55 (float32 state) to
-165 us (dynamic8)."""
+SERIAL_BELOW = 1 << 16
+"""Elements of a step for which one thread does not wake the others, which sleep between steps.  On
+a virtual machine waking one took 50 us, and it began 50 to 100 later; dynamic8 takes 80 us for
+65536 by one thread, 63 by two of which the other was awake a moment ago."""
 VECTOR_BYTES = 16  # alignment that `main` may assume on GPUs
 
 
@@ -239,21 +240,25 @@ def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")
         return
-    link = linked_by(linker)
+    link = linked_by(linker, with_pool=preset.on_cpu)
     if preset.kind == "cuda":
         export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
         return
     executable.export_library(str(folder / LIBRARY), fcompile=link)
 
 
-def linked_by(linker: str) -> Callable[..., None]:
-    """A linking function for TVM's export.  It links in a temporary folder and copies: a linker
-    says in its own words that a disk is full, a copy raises OSError."""
+def linked_by(linker: str, *, with_pool: bool = False) -> Callable[..., None]:
+    """A linking function for TVM's export; with_pool: the runtime's threads (pool.c) go in too.
+
+    It links in a temporary folder and copies: a linker says in its own words that a disk is full,
+    a copy raises OSError.
+    """
+    added = ["-O2", "-pthread", str(POOL), "-lm"] if with_pool else []
 
     def link(output: str, objects: Sequence[str], **_: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             linked = str(Path(folder) / LIBRARY)
-            command = [linker, "-shared", "-fPIC", "-o", linked, *objects]
+            command = [linker, "-shared", "-fPIC", "-o", linked, *objects, *added]
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             if run.returncode:
                 raise BuildError(f"{linker} failed to link the module:\n{run.stderr[-2000:]}")

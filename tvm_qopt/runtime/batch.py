@@ -161,4 +161,4 @@ class Batch:
 
     def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: Any) -> None:
         first = members[0]
-        run(calls, first.device, like=first.own["hyper"], keep=members, stream=stream)
+        run(self.kernel, calls, first.device, like=first.own["hyper"], stream=stream)

@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 from tvm_qopt.runtime.arguments import Part, window_of, windows
 from tvm_qopt.runtime.arrays import CUDA, OPENCL, ArrayView, current_stream
 from tvm_qopt.runtime.opencl import Entry, queue_of
-from tvm_qopt.runtime.threads import call_parallel, get_num_threads
+from tvm_qopt.runtime.threads import call_in_turn, call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.kernel import Kernel
 
 VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is a `main_any`
+PARALLEL_FROM = 1 << 14
+"""Elements of a tensor that threads share where they are awake, since others of the step call for
+them; `serial_below` of the manifest is how many a whole step must have to wake them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The function for many threads (None where one thread is sooner), that for one, and what they
-    are called with; on OpenCL the latter is a kernel that has its arguments."""
+    """The function for many threads (None where one thread is always sooner), that for one, and
+    what they are called with; on OpenCL the latter is a kernel that has its arguments."""
 
     parallel: Any
     serial: Any
@@ -41,6 +44,10 @@ class Call:
         if isinstance(serial, Entry):
             serial = serial.bound(part, dict(zip(names, arguments, strict=True)))
         return cls(parallel, serial, part, arguments)
+
+    @property
+    def elements(self) -> int:
+        return self.part.blocks * self.part.size
 
     def with_argument(self, index: int, argument: Any) -> Call:
         arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
@@ -91,7 +98,7 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
-            parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
+            parallel, serial = _choose(entries, views, small=size < PARALLEL_FROM)
             calls[number].append(Call.of(parallel, serial, part, arguments, names))
     if rest:
         part = Part(blocks, 1, rest)
@@ -117,17 +124,16 @@ def _choose(
 
 
 def run(
+    kernel: Kernel,
     calls: Sequence[Call],
     device: tuple[int, int],
     *,
     like: Any,
-    keep: object,
     stream: Any = None,
 ) -> None:
-    """Make calls, of one tensor or of many, in order; on a GPU queue them.
+    """Make calls of a kernel, for one tensor or for many, in order; on a GPU queue them.
 
     like: an array of the caller's library, whose current stream (or queue) is the default.
-    keep: what the calls need alive; it stays so until they are done.
     """
     if not calls:  # an empty tensor
         return
@@ -139,21 +145,12 @@ def run(
         for call in calls:
             call.serial.enqueue(queue)
         return
-    if get_num_threads() == 1 or all(call.parallel is None for call in calls):
-        _call_in_turn(calls)
+    elements = sum(call.elements for call in calls)
+    if elements < kernel.manifest.serial_below or get_num_threads() == 1:
+        call_in_turn([(call.serial, call.arguments) for call in calls])
     else:
-        call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], keep)
-
-
-def _call_in_turn(calls: Sequence[Call]) -> None:
-    """Make the calls on this thread; Ctrl-C, which comes when one returns, waits for the rest."""
-    rest = iter(calls)
-    try:
-        for call in rest:
-            call.serial(*call.arguments)
-    finally:
-        for call in rest:
-            call.serial(*call.arguments)
+        functions = [(call.parallel or call.serial, call.arguments) for call in calls]
+        call_parallel(functions, elements)
 
 
 def _run_on_stream(

@@ -107,7 +107,7 @@ class CapturableStep:
     def _run(self, advance: Call, stream: Any) -> None:
         plan = self._plan
         calls = [advance, *plan.calls.update]
-        run(calls, plan.device, like=plan.own["hyper"], keep=self, stream=stream)
+        run(self._kernel, calls, plan.device, like=plan.own["hyper"], stream=stream)
 
 
 def gate_call(kernel: Kernel, hyper: Any, found_inf: Any) -> Call:

@@ -103,7 +103,7 @@ class Plan:
                 if not self._scalars.finish(number, self.norms(number, stream=stream), scalars):
                     return False
                 self._write(scalars)
-        run(calls, self.device, like=self._hyper, keep=self, stream=stream)
+        run(self.kernel, calls, self.device, like=self._hyper, stream=stream)
         self.mark_written()
         return True
 
@@ -176,7 +176,7 @@ class Plan:
         Sums of a block in float32, of the blocks in float64, in one order whatever the threads.
         """
         calls = self.calls.norms[number]
-        run(calls, self.device, like=self._hyper, keep=self, stream=stream)
+        run(self.kernel, calls, self.device, like=self._hyper, stream=stream)
         with on_stream(self._hyper, stream):
             return {
                 name: math.sqrt(sums_of([self.own[norm_tensor(number, name)]])[0])
