@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-OCLGRIND = ("--data-races",)
+OCLGRIND = ("--data-races", "--uninitialized")
 NO_OPTIMIZATION = "-cl-opt-disable"  # clang's vector intrinsics end Oclgrind
 
 _PROBE = """

@@ -133,7 +133,7 @@ def _differing(t: TensorSpec, before: Array, want: Array, got: Array) -> tuple[I
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0, np.abs(got - want))
-        terms = np.abs([before, want, want - before]).max(axis=0)
+        terms = np.where(same, 0, np.abs([before, want, want - before]).max(axis=0))
     if t.role == WORKSPACE:
         return np.flatnonzero(~(apart <= RELATIVE * terms)), NOWHERE
     most = FAR * np.abs(want[np.isfinite(want)]).max(initial=0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_qopt.compiler.schedule import ANY, MAIN, TAIL, Placement, schedule
@@ -15,6 +16,8 @@ WARP = 32
 THREADS = 256  # at most: OpenCL devices need not take more in a group
 ELEMENTS = 8  # of a thread
 LARGEST_BLOCK = 4096  # a tail is shorter
+LANES = {"float32": 4, "uint16": 8, "uint8": 4}
+LEVELS = 256  # of a run-time map
 FEW = 32  # scalars that fit in registers
 
 
@@ -29,15 +32,22 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Stages that share a loop over a thread's elements: copies in, arithmetic, copies out."""
+    """Stages that share a loop over a thread's elements: copies in, arithmetic, packing of two
+    codes a byte, copies out.  apart: packing in a loop of its own."""
 
     loads: tuple[str, ...]
     compute: tuple[str, ...]
+    packing: tuple[str, ...]
     stores: tuple[str, ...]
+    apart: tuple[str, ...]
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        return (*self.loads, *self.compute, *self.packing, *self.stores)
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return (*self.loads, *self.compute, *self.stores)
+        return (*self.together, *self.apart)
 
 
 @schedule("cuda", "opencl", pattern="blockwise", entries=(MAIN, TAIL, ANY))
@@ -67,78 +77,134 @@ def blockwise(placement: Placement) -> None:
     between); a code book in shared memory (a search meets one bank as it meets one line).
     """
     sch, tiling, (reductions,) = placement.sch, _tiling(placement), placement.reductions
-    arguments = _arguments(placement)
-    results = tuple(stage for stage in placement.per_block[1] if stage in arguments)
-    scalars = tuple(stage for stage in placement.per_block[1] if stage not in arguments)
-    readers = (*placement.elements[0], *results)
+    before, after = placement.per_block
+    results = tuple(stage for stage in after if _is_output(placement, stage))
+    scalars = tuple(stage for stage in after if stage not in results)
+    readers = (*before, *placement.elements[0], *results)
     step_scalars = _copy_in(placement, readers, _of_step)
     block_scalars = _copy_in(placement, readers, _of_block)
-    first, second = (_sweep(placement, stages) for stages in placement.elements[:2])
+    maps = _share_maps(placement)
+    first, second = (_sweep(placement, number) for number in (0, 1))
+    elements = (*first.compute, *second.compute)
 
-    _set_scope(placement, (*first.compute, *scalars, *second.compute), "local")
+    _set_scope(placement, (*before, *elements, *scalars), "local")
     _set_scope(placement, reductions, "shared")
     for stage in (*first.stages, *reductions, *second.stages):
         _tile(placement, stage, tiling)
     for stage in results:
         _by_one_thread(placement, stage, tiling)
 
-    order = (*block_scalars, *first.stages, *reductions, *scalars, *second.stages, *results)
+    order = (
+        *(*block_scalars, *before, *first.stages, *reductions),
+        *(*scalars, *second.stages, *results),
+    )
     block_loop = merge_loops(placement, order, 0)
     for stage in step_scalars:
         sch.compute_at(sch.get_sblock(stage), block_loop)
         sch.unroll(loops(placement, stage)[-1])
+    for stage in maps:
+        _place_map(placement, stage, block_loop, tiling)
     for sweep in filter(lambda sweep: sweep.stages, (first, second)):
         _share_loops(placement, sweep)
     for stage in reductions:
         _bind(placement, stage)
     sch.bind(block_loop, "blockIdx.x")
-    _keep_in_registers(placement, first.compute, tiling)
+    kept = elements if placement.entry == TAIL else first.compute
+    _keep_in_registers(placement, kept, tiling)
 
 
 def _tiling(placement: Placement) -> Tiling:
+    params = placement.sch.mod["main"].params
+    fewest = 2 if any(_is_packed(placement, p) for p in params) else 1  # codes of a byte
     if placement.entry == TAIL:
-        return Tiling(LARGEST_BLOCK // THREADS, THREADS, 1)
-    stage = placement.sch.get(placement.sch.get_sblock(placement.elements[0][0]))
-    size = int(stage.iter_vars[1].dom.extent)
-    most = placement.choose("threads", (64, 128, 256), THREADS)
-    elements = placement.choose("elements", (4, 8, 16), ELEMENTS)
-    threads = min(max(size // elements, WARP), most)
-    vector = min(4, size // threads) if placement.entry == MAIN else 1
+        return Tiling(LARGEST_BLOCK // THREADS // fewest, THREADS, fewest)
+    size = int(_size(placement))
+    elements = placement.choose("elements", (4, 8, 16, 32), ELEMENTS)
+    threads = min(max(size // elements, WARP), THREADS)
+    if placement.entry == MAIN:
+        vector = min(placement.choose("vector", (2, 4, 8), 4), size // threads)
+    else:
+        vector = fewest
     return Tiling(size // threads // vector, threads, vector)
 
 
 # --- copies between arguments and registers ---
 
 
-def _arguments(placement: Placement) -> frozenset[str]:
-    """The names of the kernel's arguments; a stage of such a name is an output."""
-    return frozenset(param.name for param in placement.sch.mod["main"].params)
+def _is_argument(placement: Placement, buffer: Any) -> bool:
+    return any(buffer.same_as(param) for param in placement.sch.mod["main"].params)
 
 
-def _sweep(placement: Placement, stages: tuple[str, ...]) -> Sweep:
-    """The stages with a copy in of each argument they read and a copy out of each they write."""
-    sch, arguments = placement.sch, _arguments(placement)
-    loads = _copy_in(placement, stages, lambda region: len(region.region) == 2)
+def _is_output(placement: Placement, stage: str) -> bool:
+    """Whether a stage writes an argument of the kernel."""
+    return _is_argument(placement, _result(placement, stage))
+
+
+def _sweep(placement: Placement, number: int) -> Sweep:
+    """The stages with a copy in of each argument they read and a copy out of each they write.
+
+    A tail has a byte for its last code alone, so its loops over bytes and over elements differ: it
+    reads and writes packed codes where they are.
+    """
+    sch, tail = placement.sch, placement.entry == TAIL
+    compute, packed = placement.elements[number], placement.packed[number]
+    packing, apart = ((), packed) if tail else (packed, ())
+
+    def by_element(region: Any) -> bool:
+        return len(region.region) == 2 and not (tail and _is_packed(placement, region.source))
+
+    loads = _copy_in(placement, compute, by_element)
     stores = tuple(
         str(sch.get(sch.cache_write(sch.get_sblock(stage), 0, "local")).name_hint)
-        for stage in stages
-        if stage in arguments
+        for stage in (*compute, *packing)
+        if _is_output(placement, stage)
     )
-    return Sweep(loads, stages, stores)
+    return Sweep(loads, compute, packing, stores, apart)
 
 
 def _copy_in(
     placement: Placement, stages: Iterable[str], wanted: Callable[[Any], bool]
 ) -> tuple[str, ...]:
     """Copy arguments that the stages read to registers first; the names of the copying stages."""
-    sch, arguments = placement.sch, _arguments(placement)
+    sch = placement.sch
     copies = []
     for stage in stages:
         for region in sch.get(sch.get_sblock(stage)).reads:
-            if region.source.name in arguments and wanted(region):
+            if _is_argument(placement, region.source) and wanted(region):
                 copy = sch.cache_read(sch.get_sblock(stage), region.source.name, "local")
                 copies.append(str(sch.get(copy).name_hint))
     return tuple(copies)
+
+
+def _share_maps(placement: Placement) -> tuple[str, ...]:
+    """Copy each run-time map to shared memory, once for all stages that look something up; the
+    names of the copying stages."""
+    sch = placement.sch
+    readers: dict[str, list[Any]] = {}
+    for stage in (name for names in placement.elements for name in names):
+        block = sch.get_sblock(stage)
+        for name in {region.source.name for region in sch.get(block).reads if _of_map(region)}:
+            readers.setdefault(name, []).append(block)
+    if not readers or not placement.choose("maps_in_shared", (0, 1), 1):
+        return ()
+    for name, blocks in readers.items():
+        for block in blocks:
+            _reads_whole_map(placement, block, name)
+    copies = (sch.cache_read(of[0], name, "shared", of) for name, of in readers.items())
+    return tuple(str(sch.get(copy).name_hint) for copy in copies)
+
+
+def _reads_whole_map(placement: Placement, block: Any, name: str) -> None:
+    """Tell TVM that a block reads a map from end to end: it does not see that codes are below 256.
+
+    (Schedule.annotate_buffer_access takes only as many ranges as the block has loops.)
+    """
+    found = placement.sch.get(block)
+    number = [region.source.name for region in found.reads].index(name)
+    loops = [iterator.var for iterator in found.iter_vars]
+    bounds = [tirx.const(bound, "int64") for bound in (0, LEVELS)]
+    annotate = tvm.get_global_func("s_tir.schedule.ScheduleAnnotateBufferAccess")
+    annotate(placement.sch, block, number, 0, tirx.IndexMap(loops, bounds, None))
 
 
 def _of_block(region: Any) -> bool:
@@ -152,21 +218,45 @@ def _of_step(region: Any) -> bool:
     return shared and int(region.source.shape[0]) <= FEW
 
 
+def _of_map(region: Any) -> bool:
+    """Many values that all blocks share."""
+    extent = region.source.shape[0]
+    return isinstance(extent, tirx.IntImm) and int(extent) > FEW
+
+
 def _set_scope(placement: Placement, stages: Iterable[str], scope: str) -> None:
     """Where the results of stages live; outputs are arguments and have their place."""
-    sch, arguments = placement.sch, _arguments(placement)
+    sch = placement.sch
     for stage in stages:
-        if stage not in arguments:
+        if not _is_output(placement, stage):
             sch.set_scope(sch.get_sblock(stage), 0, scope)
+
+
+def _size(placement: Placement) -> Any:
+    """The elements of a block."""
+    stage = (*placement.elements[0], *placement.reductions[0])[0]
+    return placement.sch.get(placement.sch.get_sblock(stage)).iter_vars[1].dom.extent
+
+
+def _result(placement: Placement, stage: str) -> Any:
+    """The buffer that a stage writes."""
+    sch = placement.sch
+    return sch.get(sch.get_sblock(stage)).writes[0].source
+
+
+def _is_packed(placement: Placement, buffer: Any) -> bool:
+    """Whether the second axis of a buffer counts bytes of two codes."""
+    return len(buffer.shape) == 2 and str(buffer.shape[1]) != str(_size(placement))
 
 
 # --- threads ---
 
 
 def _tile(placement: Placement, stage: str, tiling: Tiling) -> None:
-    """Before: for b, i.  After: for b, thread, outer, v."""
+    """Before: for b, i.  After: for b, thread, outer, v.  Of packed codes v counts bytes."""
     sch = placement.sch
-    factors = [None, tiling.threads, tiling.vector]
+    packed = _is_packed(placement, _result(placement, stage))
+    factors = [None, tiling.threads, tiling.vector // 2 if packed else tiling.vector]
     outer, thread, v = sch.split(loops(placement, stage)[1], factors)
     sch.reorder(thread, outer, v)
 
@@ -179,16 +269,45 @@ def _by_one_thread(placement: Placement, stage: str, tiling: Tiling) -> None:
     sch.bind(thread, "threadIdx.x")
 
 
+def _place_map(placement: Placement, stage: str, block_loop: Any, tiling: Tiling) -> None:
+    """Before: for i: S.  After: for b: for outer, thread, v: S."""
+    sch = placement.sch
+    sch.compute_at(sch.get_sblock(stage), block_loop)
+    (size,) = _result(placement, stage).shape
+    width = min(4, max(int(size) // tiling.threads, 1)) if placement.entry == MAIN else 1
+    factors = [None, tiling.threads, width]
+    outer, thread, v = sch.split(loops(placement, stage)[-1], factors)
+    sch.bind(thread, "threadIdx.x")
+    sch.unroll(outer)
+    sch.vectorize(v)
+
+
 def _share_loops(placement: Placement, sweep: Sweep) -> None:
     """Before: for b: for thread, outer, v: S; the same: T; ...
     After: for b: for thread, outer: copies in (for v); for v: S; T; ...; copies out (for v)."""
     sch = placement.sch
-    merge_loops(placement, sweep.stages, 1)
-    merge_loops(placement, sweep.stages, 2)
+    merge_loops(placement, sweep.together, 1)
+    merge_loops(placement, sweep.together, 2)
     merge_loops(placement, sweep.compute, 3)
-    _bind(placement, sweep.compute[0])
+    for stage in (sweep.compute[0], *sweep.apart):
+        _bind(placement, stage)
+    for stage in sweep.packing:
+        sch.unroll(loops(placement, stage)[3])
     for stage in (*sweep.loads, *sweep.stores):
-        sch.vectorize(loops(placement, stage)[3])
+        _copy(placement, stage)
+
+
+def _copy(placement: Placement, stage: str) -> None:
+    """By the widest accesses that there are, or element by element at any address."""
+    sch, v = placement.sch, loops(placement, stage)[3]
+    lanes = LANES[str(_result(placement, stage).dtype)]
+    if placement.entry != MAIN:
+        sch.unroll(v)
+        return
+    if int(sch.get(v).extent) > lanes:
+        outer, v = sch.split(v, [None, lanes])
+        sch.unroll(outer)
+    sch.vectorize(v)
 
 
 def _bind(placement: Placement, stage: str) -> None:
@@ -208,13 +327,13 @@ def _keep_in_registers(placement: Placement, stages: Iterable[str], tiling: Tili
     The thread is left out of the index, since registers are its own; TVM, which thinks of one
     array, has to be told that this is injective.  It also bounds the length of a tail.
     """
-    sch, arguments = placement.sch, _arguments(placement)
+    sch = placement.sch
     run = tiling.threads * tiling.vector
 
     def layout(b: Any, i: Any) -> tuple[Any, ...]:
         return b, i % (tiling.outer * run) // run, i % tiling.vector
 
     for stage in stages:
-        if stage not in arguments:
+        if not _is_output(placement, stage):
             block = sch.get_sblock(stage)
             sch.transform_layout(block, ("write", 0), layout, assume_injective_transform=True)

@@ -9,7 +9,7 @@ LANES = 64  # LLVM splits a vector into what the CPU has, and interleaves the pa
 UNROLL = 2
 
 
-@schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL), packs=True)
+@schedule("llvm", pattern="blockwise", entries=(MAIN, TAIL, SERIAL))
 def blockwise(placement: Placement) -> None:
     """One parallel loop over quantisation blocks, two SIMD sweeps over each.
 

@@ -7,10 +7,13 @@ which record what would reach a GPU: the image that is loaded and the grids that
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,11 @@ import tvm
 from tvm import te, tirx
 
 from tvm_qopt.compiler import cuda
+from tvm_qopt.compiler.build import compile_spec
 from tvm_qopt.errors import ArtifactInvalid, BuildError, ToolMissing, UnsupportedSpec
 from tvm_qopt.runtime.cuda import check_cubins
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import get_target
 
 ARCHS = ["sm_80", "sm_90"]
 WHY_SKIPPED = {
@@ -122,6 +128,49 @@ def test_list_cubins_takes_no_other_bytes_for_a_fatbin(tmp_path: Path) -> None:
     magic = bytes.fromhex("50ed55ba")
     (tmp_path / "junk").write_bytes(magic + bytes(30) + magic + b"\x01\x00\x10\x00" + b"\xff" * 60)
     assert cuda.list_cubins(tmp_path / "junk") == []
+
+
+# --- what a kernel reads and writes ---
+
+SCALARS_IN = {"ld.global.nc.b32": 8, "ld.global.b32": 3}
+SCALARS_OUT = {"st.global.b32": 3}
+"""A thread's of AdamW in 8 or 4 bits: hyper-parameters, which the kernel never writes; two scales
+and a counter."""
+ACCESSES = [  # an access of p (and of g), how many; one of the two codes, how many: of 8 elements
+    ("adamw-dynamic8-b256-p_f32-g_f32", "main", ("v4.b32", 2), ("b32", 4)),
+    ("adamw-dynamic8-b256-p_bf16-g_bf16", "main", ("v4.b16", 2), ("b32", 4)),
+    ("adamw-fp8-b256-p_f16-g_f16", "main", ("v4.b16", 2), ("b32", 4)),
+    ("adamw-4bit-b256-p_f32-g_f32", "main", ("v4.b32", 2), ("v2.b8", 4)),
+    ("adamw-4bit-b256-p_f32-g_f32", "main_any", ("b32", 8), ("b8", 8)),
+    ("adamw-dynamic8-b256-p_f32-g_f32", "main_any", ("b32", 8), ("b8", 16)),
+]
+
+
+@pytest.mark.parametrize(("name", "entry", "weights", "codes"), ACCESSES)
+def test_kernel_moves_each_byte_once(
+    compiler: cuda.Compiler, name: str, entry: str, weights: Any, codes: Any
+) -> None:
+    ptx = _ptx(compiler, name, entry)
+    access = r"(?:ld|st)\.global(?:\.nc)?(?:\.v\d)?\.[a-z]\d+"
+    found = Counter(re.sub(r"\.[fus](\d+)$", r".b\1", text) for text in re.findall(access, ptx))
+    wanted = Counter(SCALARS_IN) + Counter(SCALARS_OUT)
+    for operation, (width, times) in [("ld.global", codes), ("st.global", codes)]:
+        wanted[f"{operation}.{width}"] += times
+    for operation in ("ld.global", "ld.global.nc", "st.global"):
+        wanted[f"{operation}.{weights[0]}"] += weights[1]
+    assert found == wanted
+
+
+def test_kernel_divides_and_takes_roots_exactly(compiler: cuda.Compiler) -> None:
+    ptx = _ptx(compiler, ACCESSES[0][0], "main")
+    assert ".approx" not in ptx and ".ftz" not in ptx and "sqrt.rn.f32" in ptx
+
+
+@cache
+def _ptx(compiler: cuda.Compiler, name: str, entry: str) -> str:
+    target = get_target("cuda-sm80")
+    source = cuda.device_source(compile_spec(KernelSpec.parse(name), target, [entry]))
+    return cuda.compile_ptx(source, "sm_80", compiler=compiler)
 
 
 # --- what ends a build ---

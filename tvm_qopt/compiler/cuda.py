@@ -47,6 +47,8 @@ Compiler = Literal["nvcc", "nvrtc"]
 # TVM emits warns for pages, which would bury an error.
 OPTIONS = ("--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17", "-w")
 
+_CONSTANT_BITS = re.compile(r"\(\*\(float \*\)\(&\((\d+)\)\)\)")
+
 _WHEEL_PARTS = (
     "lib/libnvrtc.so.13",
     "lib/libnvfatbin.so.13",
@@ -100,8 +102,10 @@ def _with_whole_warps(source: str) -> str:
     """Shuffles that name all lanes of a warp: every schedule launches whole warps.
 
     TVM names the lanes that happen to run together, which after a divergent loop need not be all.
+    It also reads the bits of a constant (a NaN) from its address, which C++ does not allow.
     """
-    return source.replace("__activemask()", "0xffffffffu")
+    source = source.replace("__activemask()", "0xffffffffu")
+    return _CONSTANT_BITS.sub(r"__int_as_float(\1)", source)
 
 
 @contextmanager

@@ -1,12 +1,15 @@
-"""OpenCL C as TVM writes it, with barriers that order global memory too.
+"""OpenCL C as TVM writes it, with a few edits of the text.
 
 TVM's barriers carry CLK_LOCAL_MEM_FENCE only, CUDA's `__syncthreads` orders all memory of the
 block.  The blockwise kernel reads the old scales in all threads and writes the new ones in one, in
 the same array, with a barrier between: that orders them only where the fence names global memory.
+float16 comes and goes by the functions that every device has, where TVM asks for cl_khr_fp16.  The
+bits of a constant (a NaN) are not read from its address, which C does not allow.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tvm_ffi
@@ -16,11 +19,15 @@ from tvm_qopt.errors import BuildError
 _POSTPROC = "tvm_callback_opencl_postproc"  # TVM's code generator hands it each kernel's source
 _LOCAL = "barrier(CLK_LOCAL_MEM_FENCE)"
 _BOTH = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)"
+_EXTENSION = re.compile(r"#ifdef cl_khr_fp16.*?#endif\n", flags=re.DOTALL)
+_CONSTANT = re.compile(r"\(\*\((\w+) \*\)\(&\((-?\d+)\)\)\)")
+_FROM_HALF = re.compile(r"\(convert_float\(\(\*\(half \*\)\(&\((\w+)\)\)\)\)\)")
+_TO_HALF = re.compile(r"half (\w+) = convert_half\((.*)\);")
 
 
 def register_barrier_fence() -> None:
     """Make `tvm.compile` write barriers that fence global memory too; may be called again."""
-    tvm_ffi.register_global_func(_POSTPROC, _fence_all, override=True)
+    tvm_ffi.register_global_func(_POSTPROC, _edit, override=True)
 
 
 def opencl_source(executable: Any) -> str:
@@ -41,5 +48,9 @@ def opencl_source(executable: Any) -> str:
     return source
 
 
-def _fence_all(code: str, target: object) -> str:
-    return code.replace(_LOCAL, _BOTH)
+def _edit(code: str, target: object) -> str:
+    code = code.replace(_LOCAL, _BOTH)
+    code = _EXTENSION.sub("", code)
+    code = _CONSTANT.sub(r"as_\1(\2)", code)
+    code = _FROM_HALF.sub(r"vload_half(0, (half *)(&(\1)))", code)
+    return _TO_HALF.sub(r"ushort \1; vstore_half_rte(\2, 0, (half *)(&(\1)));", code)

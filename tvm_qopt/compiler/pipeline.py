@@ -25,6 +25,12 @@ tirx.register_tir_pipeline(NAME, pipeline)
 
 
 def compile_module(module: tvm.IRModule, target: tvm.target.Target) -> Any:
-    """tvm.compile by this pipeline, for a CPU; by TVM's own for other kinds."""
-    on_cpu = target.kind.name == "llvm"
-    return tvm.compile(module, target=target, tir_pipeline=NAME if on_cpu else "default")
+    """tvm.compile by this pipeline, for a CPU; by TVM's own for other kinds.
+
+    There common subexpressions are left to the device's compiler: TVM would hand those of sizes to
+    the kernel as arguments more.
+    """
+    if target.kind.name == "llvm":
+        return tvm.compile(module, target=target, tir_pipeline=NAME)
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        return tvm.compile(module, target=target, tir_pipeline="default")

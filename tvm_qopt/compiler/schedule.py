@@ -92,15 +92,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class ScheduleFunction:
-    """One file of schedules/<kind>: where it applies, its entry points, and the function itself.
-
-    packs: it places packed stages (4-bit codes).
-    """
+    """One file of schedules/<kind>: where it applies, its entry points, and the function itself."""
 
     kinds: tuple[str, ...]
     pattern: str
     entries: tuple[str, ...]
-    packs: bool
     place: Callable[[Placement], None]
 
 
@@ -108,7 +104,7 @@ SCHEDULES: dict[tuple[str, str], ScheduleFunction] = {}
 
 
 def schedule(
-    *kinds: str, pattern: str, entries: tuple[str, ...], packs: bool = False
+    *kinds: str, pattern: str, entries: tuple[str, ...]
 ) -> Callable[[Callable[[Placement], None]], Callable[[Placement], None]]:
     """Register the decorated function for target kinds and a pattern."""
 
@@ -116,7 +112,7 @@ def schedule(
         for kind in kinds:
             if (kind, pattern) in SCHEDULES:
                 raise ValueError(f"a schedule for {pattern} on {kind} is registered twice")
-            SCHEDULES[kind, pattern] = ScheduleFunction(kinds, pattern, entries, packs, place)
+            SCHEDULES[kind, pattern] = ScheduleFunction(kinds, pattern, entries, place)
         return place
 
     return register
@@ -139,8 +135,6 @@ def apply_schedule(
     decisions: Mapping[str, int] | None = None,
 ) -> Placement:
     """The definition of an entry point, scheduled; by default where no decisions are given."""
-    placement, found = Placement.of(func, entry, decisions), get_schedule(kind, pattern)
-    if any(placement.packed) and not found.packs:
-        raise UnsupportedSpec(f"state: 4-bit codes have no schedule for {kind} yet")
-    found.place(placement)
+    placement = Placement.of(func, entry, decisions)
+    get_schedule(kind, pattern).place(placement)
     return placement
