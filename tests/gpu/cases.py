@@ -59,7 +59,7 @@ def expected(spec: KernelSpec, arrays: dict[str, Array], hyper: dict[str, float]
 
 
 def moved(spec: KernelSpec, n: int) -> float:
-    """Bytes that a step of n elements moves: every argument read once, every output written once."""
+    """Bytes that a step of n elements moves: arguments read once, outputs written once."""
     total = 0.0
     for t in spec.tensors:
         if t.role in (*OF_PLAN, CONST):
