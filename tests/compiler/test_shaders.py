@@ -26,7 +26,7 @@ ENTRIES = ("main", "tail", "main_any")
 @cache
 def texts_of(name: str, target: str) -> dict[str, str]:
     spec, preset = KernelSpec.parse(name), get_target(target)
-    return shaders_of(compile_spec(spec, preset), spec, preset)
+    return shaders_of(spec, preset)
 
 
 def assert_brackets_match(text: str) -> None:

@@ -123,10 +123,10 @@ def _parts(
         return {name: (text, "python") for name, text in texts.items()}
     if what is What.ASM and preset.kind in ("opencl", "metal", "webgpu"):
         raise UnsupportedSpec("asm: a driver compiles the source where it runs; see --what source")
-    executable = build.compile_spec(spec, preset, [entry], selection.decisions)
     if preset.kind in ("metal", "webgpu"):
-        (text,) = build.shaders_of(executable, spec, preset, [entry], selection.decisions).values()
+        (text,) = build.shaders_of(spec, preset, [entry], selection.decisions).values()
         return {what.value: (text, "metal" if preset.kind == "metal" else "wgsl")}
+    executable = build.compile_spec(spec, preset, [entry], selection.decisions)
     return {what.value: _generated(executable, preset, what)}
 
 

@@ -35,6 +35,7 @@ from typing import Any, Literal
 import tvm_ffi
 
 from tvm_qopt.compiler.fatbin import list_cubins as list_cubins
+from tvm_qopt.compiler.gate import leave_if_gated
 from tvm_qopt.compiler.nvrtc import compile_program, join_code, load_wheels
 from tvm_qopt.compiler.nvrtc import find_wheels as _find_wheels
 from tvm_qopt.errors import BuildError, ToolMissing, UnsupportedSpec
@@ -73,7 +74,7 @@ def compile_cuda(
     Raises ToolMissing without a compiler, BuildError with what the compiler said.
     """
     names = cuda_code([f"sm_{number}" for number in _arch_numbers(archs)])
-    source = _with_whole_warps(source)
+    source = leave_if_gated(_with_whole_warps(source))
     if _choose(compiler) == "nvcc":
         code = [f"-gencode=arch=compute_{name.rpartition('_')[2]},code={name}" for name in names]
         return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)[0]
@@ -98,7 +99,7 @@ def compile_ptx(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> str:
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
-    (number,), source = _arch_numbers([arch]), _with_whole_warps(source)
+    (number,), source = _arch_numbers([arch]), leave_if_gated(_with_whole_warps(source))
     virtual = f"compute_{number}"
     if _choose(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]

@@ -162,5 +162,4 @@ def _elements_of_group(
     """Elements that a thread block handles, from the number of blocks that are launched."""
     if norms_of(entry)[1] == TAIL:
         return None
-    blocks = blocks_of_group(lower(spec, preset, entry, decisions).final)
-    return None if blocks is None else blocks * spec.block_size
+    return blocks_of_group(lower(spec, preset, entry, decisions).final) * spec.block_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from tvm_qopt.rules import (
     root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 EPS_FP16 = Hyper("eps", low=1e-35, high=1e30, default=1e-16)
@@ -24,7 +24,7 @@ EPS_FP16 = Hyper("eps", low=1e-35, high=1e30, default=1e-16)
 
 def fp16_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mapping[str, float]:
     """optimized: eps beside the uncorrected root; plain: beside the corrected one, as torch."""
-    c1, c2 = 1 - h["beta1"] ** step, math.sqrt(1 - h["beta2"] ** step)
+    c1, c2 = 1 - h["beta1"] ** step, sqrt(1 - h["beta2"] ** step)
     lr, weight_decay = h["lr"], h["weight_decay"]
     kept = {"decoupled": 1 - lr * weight_decay, "absolute": 1 - weight_decay, "coupled": 1.0}
     return {

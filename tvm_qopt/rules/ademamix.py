@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from tvm_qopt.rules import (
     root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import exp, log, sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 BETA3, ALPHA = Hyper("beta3", high=1.0), Hyper("alpha")
@@ -38,7 +38,7 @@ def ademamix_scalars(h: Mapping[str, float], step: int, settings: Settings) -> M
     if settings["warm_up"]:
         alpha = min(step * alpha / h["t_alpha"], alpha)
         beta3 = min(_warm_beta3(h["beta1"], beta3, step / h["t_beta3"]), beta3)
-    c1, c2 = 1 - h["beta1"] ** step, math.sqrt(1 - h["beta2"] ** step)
+    c1, c2 = 1 - h["beta1"] ** step, sqrt(1 - h["beta2"] ** step)
     return {
         "beta1": h["beta1"],
         "one_minus_beta1": 1 - h["beta1"],
@@ -56,8 +56,9 @@ def ademamix_scalars(h: Mapping[str, float], step: int, settings: Settings) -> M
 def _warm_beta3(beta1: float, beta3: float, part: float) -> float:
     if part >= 1 or beta1 == 0 or beta3 == 0:
         return beta3
-    log1, log3 = math.log(beta1), math.log(beta3)
-    return math.exp(log1 * log3 / ((1 - part) * log3 + part * log1))
+    log1, log3 = log(beta1), log(beta3)
+    warm: float = exp(log1 * log3 / ((1 - part) * log3 + part * log1))
+    return warm
 
 
 @rule(

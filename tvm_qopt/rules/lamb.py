@@ -19,6 +19,7 @@ from tvm_qopt.rules import (
     root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 LOWER_BOUND = Hyper("lower_bound", low=-math.inf, default=-1.0)
@@ -28,7 +29,7 @@ UPPER_BOUND = Hyper("upper_bound", low=-math.inf, default=-1.0)
 def lamb_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mapping[str, float]:
     corrected = settings["bias_correction"]
     c1 = 1 - h["beta1"] ** step if corrected else 1.0
-    c2 = math.sqrt(1 - h["beta2"] ** step) if corrected else 1.0
+    c2 = sqrt(1 - h["beta2"] ** step) if corrected else 1.0
     return {
         "beta1": h["beta1"],
         "one_minus_beta1": 1 - h["beta1"],

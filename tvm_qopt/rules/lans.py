@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -19,12 +18,13 @@ from tvm_qopt.rules import (
     root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.rules.lamb import LOWER_BOUND, UPPER_BOUND, bounded, trust_ratio
 from tvm_qopt.xp import ArrayNamespace, Value, clip
 
 
 def lans_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mapping[str, float]:
-    c1, c2 = 1 - h["beta1"] ** step, math.sqrt(1 - h["beta2"] ** step)
+    c1, c2 = 1 - h["beta1"] ** step, sqrt(1 - h["beta2"] ** step)
     return {
         "beta1": h["beta1"],
         "one_minus_beta1": 1 - h["beta1"],

@@ -103,7 +103,7 @@ class Batch:
         scalars: list[float],
         *,
         reduce: Callable[[Sums], Sums] = lambda sums: sums,
-        stream: int | None = None,
+        stream: Any = None,
     ) -> list[bool]:
         """Update the members' tensors as `Plan.step` would one by one, to the bit.
 
@@ -121,9 +121,7 @@ class Batch:
         self._run([call for m in ready for call in m.calls.update], members, stream)
         return ran
 
-    def sums(
-        self, members: Sequence[Member], number: int = 0, *, stream: int | None = None
-    ) -> Sums:
+    def sums(self, members: Sequence[Member], number: int = 0, *, stream: Any = None) -> Sums:
         """Run norm pass `number` with the scalars as they are; waits for a GPU."""
         self._run([call for m in members for call in m.calls.norms[number]], members, stream)
         return {
@@ -136,7 +134,7 @@ class Batch:
         members: Sequence[Member],
         scalars: list[float],
         reduce: Callable[[Sums], Sums],
-        stream: int | None,
+        stream: Any,
     ) -> list[bool]:
         """Give each member its scalars; returns which have norms that float32 can hold."""
         own = [list(scalars) for _ in members]
@@ -161,6 +159,6 @@ class Batch:
             self._host[:] = scalars
             copy_from_host(hyper, self._host)
 
-    def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: int | None) -> None:
+    def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: Any) -> None:
         first = members[0]
         run(self.kernel, calls, first.device, like=first.own["hyper"], stream=stream)

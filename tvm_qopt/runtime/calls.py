@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.runtime.arguments import Part, window_of, windows
-from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
+from tvm_qopt.runtime.arrays import CUDA, OPENCL, ArrayView, current_stream
 from tvm_qopt.runtime.ending import enter, leave
+from tvm_qopt.runtime.opencl import Entry, queue_of
 from tvm_qopt.runtime.threads import call_in_turn, call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
@@ -25,12 +26,25 @@ them; `serial_below` of the manifest is how many a whole step must have to wake 
 @dataclass(frozen=True, slots=True)
 class Call:
     """The function for many threads (None where one thread is always sooner), that for one, and
-    what they are called with."""
+    what they are called with; on OpenCL the latter is a kernel that has its arguments."""
 
     parallel: Any
     serial: Any
     part: Part
     arguments: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls,
+        parallel: Any,
+        serial: Any,
+        part: Part,
+        arguments: tuple[Any, ...],
+        names: Sequence[str],
+    ) -> Call:
+        if isinstance(serial, Entry):
+            serial = serial.bound(part, dict(zip(names, arguments, strict=True)))
+        return cls(parallel, serial, part, arguments)
 
     @property
     def elements(self) -> int:
@@ -62,9 +76,11 @@ class Calls:
 
         def of(calls: list[Call], number: int | None) -> list[Call]:
             entry = kernel.entries[_entry("main_any", number)]
-            full = kernel.spec.block_size
+            full, names = kernel.spec.block_size, [t.name for t in kernel.spec.tensors]
             return [
-                dataclasses.replace(call, serial=entry) if call.part.size == full else call
+                Call.of(None, entry, call.part, call.arguments, names)
+                if call.part.size == full
+                else call
                 for call in calls
             ]
 
@@ -75,6 +91,7 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
     """The calls for arrays that were checked."""
     size, block = views["param"].size, kernel.spec.block_size
     blocks, rest = divmod(size, block)
+    names = [t.name for t in kernel.spec.tensors]
     passes: list[int | None] = [None, *range(len(kernel.spec.rule_.norms))]
     calls: dict[int | None, list[Call]] = {number: [] for number in passes}
     if blocks:
@@ -83,13 +100,13 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
             parallel, serial = _choose(entries, views, small=size < PARALLEL_FROM)
-            calls[number].append(Call(parallel, serial, part, arguments))
+            calls[number].append(Call.of(parallel, serial, part, arguments, names))
     if rest:
         part = Part(blocks, 1, rest)
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             tail = kernel.entries[_entry("tail", number)]
-            calls[number].append(Call(None, tail, part, arguments))
+            calls[number].append(Call.of(None, tail, part, arguments, names))
     return Calls(calls.pop(None), list(calls.values()))
 
 
@@ -113,11 +130,11 @@ def run(
     device: tuple[int, int],
     *,
     like: Any,
-    stream: int | None = None,
+    stream: Any = None,
 ) -> None:
     """Make calls of a kernel, for one tensor or for many, in order; on a GPU queue them.
 
-    like: an array of the caller's library, whose current stream is the default.
+    like: an array of the caller's library, whose current stream (or queue) is the default.
     """
     if not calls:  # an empty tensor
         return
@@ -125,6 +142,10 @@ def run(
         enter()
         if device[0] == CUDA:
             _run_on_stream(device, like, calls, stream)
+        elif device[0] == OPENCL:
+            queue = queue_of(like, stream)
+            for call in calls:
+                call.serial.enqueue(queue)
         else:
             _run_here(kernel, calls)
     finally:

@@ -14,9 +14,10 @@ from tvm_qopt.manifest import LIBRARY, MANIFEST, Manifest, sha256_of
 from tvm_qopt.runtime.arguments import DEVICES
 from tvm_qopt.runtime.arrays import float32_copy, full_like, view_of
 from tvm_qopt.runtime.library import load_module
+from tvm_qopt.runtime.opencl import SourceModule
 from tvm_qopt.runtime.plan import Plan
 from tvm_qopt.runtime.state import check_qmaps, decode, initial_parts
-from tvm_qopt.spec import BESIDE, COUNTER, STATE, KernelSpec, norms_of
+from tvm_qopt.spec import BESIDE, COUNTER, STATE, STEP_ENTRIES, KernelSpec, norms_of
 from tvm_qopt.targets import NATIVE, host_features
 from tvm_qopt.version import TVM_VERSION
 
@@ -37,7 +38,11 @@ class Kernel:
             self.entries = {name: module[name] for name in manifest.entries}
         except AttributeError as error:
             raise ArtifactInvalid(f"{folder}: the module lacks an entry point: {error}") from None
-        self.parts = tuple(name for name in manifest.entries if norms_of(name)[0] is None)
+        self.parts = tuple(
+            name
+            for name in manifest.entries
+            if name not in STEP_ENTRIES and norms_of(name)[0] is None
+        )
         lacking = {"main", "tail"} - set(self.parts)
         if lacking:
             raise ArtifactInvalid(f"{folder}: the manifest lacks the entry points {lacking}")
@@ -47,12 +52,7 @@ class Kernel:
         """Check an artifact folder and load it.  Loading runs its code: see `tvm_qopt.load`."""
         manifest = read_manifest(folder)
         check_host(folder, manifest)
-        bundled = folder / BUNDLE
-        path = folder / LIBRARY
-        module = load_module(
-            path, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None
-        )
-        return cls(folder, manifest, module)
+        return cls(folder, manifest, _module_of(folder, manifest))
 
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest.spec} for {self.manifest.target}>"
@@ -104,9 +104,10 @@ class Kernel:
         param: the weights, updated in place.  grad: of the same shape; may be read-only.  state:
         as `init_state` makes it, updated in place.  qmap: slot name -> 256 float32 levels, for
         formats whose map is given at run time.  result: for a rule that writes a tensor of its own
-        in place of the parameter, like `param`.  NumPy arrays, torch tensors or anything that
-        exports DLPack; contiguous, at any element-aligned address, none overlapping another that
-        is written.  A bfloat16 array of NumPy may be ml_dtypes' or its bits as uint16.
+        in place of the parameter, like `param`.  NumPy arrays, torch tensors, anything that
+        exports DLPack, or for OpenCL pyopencl arrays; contiguous, at any element-aligned address,
+        none overlapping another that is written.  A bfloat16 array of NumPy may be ml_dtypes' or
+        its bits as uint16.
 
         The plan keeps these very buffers.  Where torch makes a new gradient each time (its
         zero_grad frees the old one), give it to `Plan.step`.
@@ -125,6 +126,17 @@ class Kernel:
         for name in state.keys() & given.keys():
             raise ShapeMismatch(name, expected="no entry of this name in state", got="one")
         return Plan(self, {**given, **state})
+
+
+def _module_of(folder: Path, manifest: Manifest) -> Any:
+    if manifest.kind == "opencl":
+        files = {launch.source for launch in manifest.launches.values()} & set(manifest.files)
+        sources = {name: (folder / name).read_text(encoding="utf-8") for name in files}
+        return SourceModule(sources, manifest.launches, str(folder))
+    bundled = folder / BUNDLE
+    return load_module(
+        folder / LIBRARY, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:

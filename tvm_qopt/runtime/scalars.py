@@ -27,7 +27,7 @@ class Scalars:
         self._rule, self._settings, self._ranges = spec.rule_, spec.all_settings, spec.hyper
         self._first_step = self._rule.first_step(self._settings)
         self._given: dict[str, float] | None = None
-        self._values: dict[str, float] = {}
+        self.values: dict[str, float] = {}
 
     def of(
         self, step: int, grad_scale: float, gnorm_scale: float, hyper: dict[str, float]
@@ -36,9 +36,9 @@ class Scalars:
         self._check_step(step)
         # Often the same from step to step.  (Only numbers compare without a surprise.)
         if any(type(x) is not float for x in hyper.values()) or hyper != self._given:
-            self._values = self._check(hyper)
+            self.values = self._check(hyper)
             self._given = hyper
-        values = self._values
+        values = self.values
         factor = GNORM_SCALE.check(gnorm_scale) / GRAD_SCALE.check(grad_scale)
         derived = self._rule.derive(values, step, self._settings)
         scalars = [factor, *(derived.get(name, 0.0) for name in self._rule.scalars)]
@@ -61,7 +61,7 @@ class Scalars:
         """
         if not all(map(math.isfinite, found.values())):
             return False
-        made = self._rule.norms[number].finish(found, self._values, self._settings)
+        made = self._rule.norms[number].finish(found, self.values, self._settings)
         if not all(abs(x) <= FLOAT32_MAX for x in made.values()):
             return False
         for name, value in made.items():
