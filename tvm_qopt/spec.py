@@ -69,6 +69,14 @@ def norms_entry(number: int, part: str) -> str:
     return f"norms{number}_{part}"
 
 
+MANY = "_many"
+
+
+def many_entry(entry: str) -> str:
+    """The entry point for many tensors, where a kind has them."""
+    return entry + MANY
+
+
 def norms_of(entry: str) -> tuple[int | None, str]:
     """The inverse: (number, part), (None, part) for an entry point of the update."""
     found = re.fullmatch(r"norms(\d+)_(\w+)", entry)

@@ -36,7 +36,7 @@ of = tvm_qopt.KernelSpec.of
 PLAIN = of("adamw")
 SPECS = [
     PLAIN,
-    of("adamw", "codebook8", block_size=64, param="bfloat16", nonfinite="propagate"),
+    of("adamw", "codebook8+linear4u", block_size=64, param="bfloat16", nonfinite="propagate"),
     of("lamb"),
 ]
 
@@ -80,7 +80,11 @@ def stored(x: Array, dtype: str) -> Array:
 def maps(spec: tvm_qopt.KernelSpec, place: Callable[[Array], Any]) -> dict[str, Any] | None:
     if not any(format_.runtime_map for _, format_ in spec.slots):
         return None
-    return {slot.name: place(dynamic_map(signed=not slot.nonnegative)) for slot, _ in spec.slots}
+    return {
+        slot.name: place(dynamic_map(signed=not slot.nonnegative))
+        for slot, format_ in spec.slots
+        if format_.runtime_map
+    }
 
 
 def step(

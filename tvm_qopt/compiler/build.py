@@ -24,6 +24,7 @@ from tvm_qopt.compiler.gate import mask_if_gated
 from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.launch import threads_of
 from tvm_qopt.compiler.launches import launches_of, with_offsets
+from tvm_qopt.compiler.many import many_of
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, in_place
@@ -43,13 +44,14 @@ from tvm_qopt.manifest import (
     MANIFEST,
     OBJECT,
     OPENCL_DOUBLES,
+    OPENCL_MANY,
     OPENCL_SOURCE,
     Launch,
     Manifest,
     artifact_key,
     sha256_of,
 )
-from tvm_qopt.spec import ADVANCE, KernelSpec, norms_entry, norms_of
+from tvm_qopt.spec import ADVANCE, STEP_ENTRIES, KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
@@ -205,7 +207,9 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
             launches = _compile_and_export(functions, preset, folder)
         if bundle:
             _bundle(preset, folder)
-        manifest = _manifest(spec, preset, selection, folder, tuple(functions), launches)
+        manifest = _manifest(
+            spec, preset, selection, folder, tuple({**functions, **launches}), launches
+        )
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -269,9 +273,13 @@ def _compile_and_export(
     texts = {OPENCL_SOURCE: opencl_source(executable)}
     for name in apart:
         texts[OPENCL_DOUBLES] = opencl_source(_compile({name: functions[name]}, preset))
+    launches = launches_of(functions, texts)
+    texts = {file: with_offsets(mask_if_gated(text)) for file, text in texts.items()}
+    of_tensors = {name: each for name, each in launches.items() if name not in STEP_ENTRIES}
+    texts[OPENCL_MANY], many = many_of(texts[OPENCL_SOURCE], of_tensors)
     for file, text in texts.items():
-        (folder / file).write_text(with_offsets(mask_if_gated(text)), encoding="utf-8")
-    return launches_of(functions, texts)
+        (folder / file).write_text(text, encoding="utf-8")
+    return launches | many
 
 
 def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:

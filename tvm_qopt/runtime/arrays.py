@@ -297,6 +297,22 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) 
     raise DtypeMismatch("param", expected=wanted, got=type(like).__name__)
 
 
+SLICE = 16  # elements: a slice of whatever dtype begins where a vector of 16 bytes may
+
+
+def new_arrays(like: Any, shapes: Sequence[Sequence[int]], dtype: str, value: float) -> list[Any]:
+    """Arrays as `full_like` makes them; more than one are slices of one array."""
+    if len(shapes) == 1:
+        return [full_like(like, shapes[0], dtype, value)]
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = np.cumsum([0, *(-(-size // SLICE) * SLICE for size in sizes)]).tolist()
+    whole = full_like(like, (starts[-1],), dtype, value)
+    return [
+        whole[start : start + size].reshape(tuple(shape))
+        for start, size, shape in zip(starts, sizes, shapes, strict=False)
+    ]
+
+
 def float32_copy(x: Any, dtype: str) -> Any:
     """A float32 copy of a 16-bit array, of its library and on its device."""
     if isinstance(x, np.ndarray):

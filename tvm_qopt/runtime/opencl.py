@@ -10,12 +10,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvm_qopt.errors import ArtifactInvalid, DeviceMismatch, ShapeMismatch, ToolMissing
-from tvm_qopt.manifest import Launch
+from tvm_qopt.manifest import TABLE, Launch
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.arguments import Part
@@ -124,7 +125,7 @@ class SourceModule:
     def __getitem__(self, name: str) -> Entry:
         if name not in self._launches:
             raise AttributeError(name)
-        return Entry(self, self._launches[name])
+        return Entry(self, name, self._launches[name])
 
     def program(self, context: Any, file: str) -> Any:
         """The built program; raises ArtifactInvalid or DeviceMismatch where a device cannot."""
@@ -159,46 +160,64 @@ class Entry:
     """An entry point."""
 
     module: SourceModule
+    name: str
     launch: Launch
 
-    def bound(self, part: Part, given: Mapping[str, Region]) -> Bound:
-        """The kernel with its arguments set; `given` may have more than it takes."""
-        import pyopencl as cl
+    def bound(
+        self, part: Part, given: Mapping[str, Region], *, watched: Sequence[Any] = ()
+    ) -> Bound:
+        """The kernel for its arguments, of which `given` may have more than it takes.
 
-        sizes = {"nb": part.blocks, "B": part.size}
-        used = [given[name] for name in self.launch.arguments if name not in sizes]
-        kernel = cl.Kernel(
-            self.module.program(used[0].array.context, self.launch.source), self.launch.kernel
-        )
-        arguments: list[Any] = []
-        for name in self.launch.arguments:
-            if name in sizes:
-                arguments.append(np.int64(sizes[name]))
-            else:
-                arguments += [given[name].array.base_data, np.int64(given[name].place)]
-        kernel.set_args(*arguments)
-        groups = -(-part.blocks // self.launch.blocks)
-        x, *others = self.launch.threads
-        size = (groups * x, *others)
-        return Bound(kernel, size, self.launch.threads, tuple(region.array for region in used))
+        watched: other arrays that it reads or writes.
+        """
+        bound = Bound(self, part, given)
+        arrays = [*watched, *(given[name].array for name in bound.names)]
+        bound.arrays = list({id(array.events): array for array in arrays}.values())
+        return bound
 
 
-@dataclass(frozen=True)
 class Bound:
     """A kernel with its arguments, to be launched at every step, by one thread at a time."""
 
-    kernel: Any
-    global_size: tuple[int, ...]
-    local_size: tuple[int, ...]
-    arrays: tuple[Any, ...]
+    def __init__(self, entry: Entry, part: Part, given: Mapping[str, Region]) -> None:
+        self.entry, self.part, self.given = entry, part, given
+        self.names = tuple(name for name in entry.launch.arguments if name in given)
+        self.arrays: list[Any] = []
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """What two launches must share to be made as one."""
+        objects = (int(self.given[name].array.base_data.int_ptr) for name in self.names)
+        return (self.entry.name, *objects)
+
+    @cached_property
+    def _kernel(self) -> Any:
+        import pyopencl as cl
+
+        launch, sizes = self.entry.launch, {"nb": self.part.blocks, "B": self.part.size}
+        context = self.given[self.names[0]].array.context
+        kernel = cl.Kernel(self.entry.module.program(context, launch.source), launch.kernel)
+        arguments: list[Any] = []
+        for name in launch.arguments:
+            if name in self.given:
+                region = self.given[name]
+                arguments += [region.array.base_data, np.int64(region.place)]
+                if launch.arguments[-1] == TABLE and name != TABLE:
+                    del arguments[-1]  # the table has the place
+            else:
+                arguments.append(np.int64(sizes[name]))
+        kernel.set_args(*arguments)
+        return kernel
 
     def enqueue(self, queue: Any) -> None:
         """Launch it behind what its arrays wait for; they then wait for it (pyopencl's rule)."""
         import pyopencl as cl
 
+        groups = -(-self.part.blocks // self.entry.launch.blocks)
+        x, *others = self.entry.launch.threads
         before = [event for array in self.arrays for event in array.events]
         event = cl.enqueue_nd_range_kernel(
-            queue, self.kernel, self.global_size, self.local_size, wait_for=before
+            queue, self._kernel, (groups * x, *others), self.entry.launch.threads, wait_for=before
         )
         for array in self.arrays:
             array.add_event(event)
