@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def test_an_interrupt_between_calls_comes_after_the_last() -> None:
             call.serial(*arguments)
             raise KeyboardInterrupt
 
-        broken = type(call)(None, interrupted, call.part, call.arguments)
+        broken = dataclasses.replace(call, parallel=None, serial=interrupted)
         members[2].calls.update[0] = broken
         with pytest.raises(KeyboardInterrupt):
             batch.step(members, batch.scalars(HYPER["adamw"], step=1))

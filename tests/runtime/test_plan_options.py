@@ -461,7 +461,7 @@ def test_a_number_of_threads_that_is_none_is_refused(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_requested", None)
-    run = Run(PLAIN)
+    run = Run(PLAIN, normal(1, 100_000))  # enough for threads to matter
     before = run.bits()
     monkeypatch.setenv("TVM_NUM_THREADS", given)
     with pytest.raises(HyperOutOfRange, match=r"^TVM_NUM_THREADS: expected .+, got ") as caught:
