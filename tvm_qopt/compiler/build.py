@@ -255,8 +255,8 @@ def _check_replaceable(out: Path) -> None:
 def _compile_and_export(
     functions: Mapping[str, tirx.PrimFunc], preset: TargetPreset, folder: Path
 ) -> dict[str, Launch]:
-    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text, whose
-    launches are returned; Metal and WGSL as texts alone.
+    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text,
+    whose launches are returned; Metal and WGSL as texts alone.
 
     What needs float64 is a text of its own for OpenCL: few devices have none, but those compile no
     text that speaks of it.

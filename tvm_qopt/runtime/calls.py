@@ -32,6 +32,7 @@ class Call:
     serial: Any
     part: Part
     arguments: tuple[Any, ...]
+    elements: int
 
     @classmethod
     def of(
@@ -44,11 +45,7 @@ class Call:
     ) -> Call:
         if isinstance(serial, Entry):
             serial = serial.bound(part, dict(zip(names, arguments, strict=True)))
-        return cls(parallel, serial, part, arguments)
-
-    @property
-    def elements(self) -> int:
-        return self.part.blocks * self.part.size
+        return cls(parallel, serial, part, arguments, part.blocks * part.size)
 
     def with_argument(self, index: int, argument: Any) -> Call:
         arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
@@ -154,7 +151,10 @@ def run(
 
 def _run_here(kernel: Kernel, calls: Sequence[Call]) -> None:
     """Make calls on this thread, with others where the work is worth waking them."""
-    elements = sum(call.elements for call in calls)
+    if len(calls) == 1 and calls[0].elements < kernel.manifest.serial_below:
+        calls[0].serial(*calls[0].arguments)
+        return
+    elements = sum([call.elements for call in calls])
     if elements < kernel.manifest.serial_below or get_num_threads() == 1:
         call_in_turn([(call.serial, call.arguments) for call in calls])
     else:

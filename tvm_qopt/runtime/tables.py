@@ -63,7 +63,7 @@ class Tables:
         part = Part(0, len(rows) * first.entry.launch.blocks, first.part.size)
         entry = first.entry.module[many_entry(first.entry.name)]
         bound = entry.bound(part, {**given, TABLE: Region(table, 0)}, watched=arrays)
-        return Call(None, bound, part, ())
+        return Call(None, bound, part, (), part.blocks * part.size)
 
 
 def _rows(kernel: Bound, tensors: Mapping[str, TensorSpec]) -> Rows:
