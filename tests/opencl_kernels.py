@@ -5,7 +5,6 @@ their results: for tests that run GPU kernels without a GPU.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,13 +12,17 @@ from functools import cache
 import numpy as np
 import opencl_runner
 import tvm
-from opencl_runner import Array, Launch
+from opencl_runner import Array, Job
 
 from tvm_qopt import reference, sample
 from tvm_qopt.compiler.build import entry_points, lower, tvm_target
+from tvm_qopt.compiler.gate import mask_if_gated
+from tvm_qopt.compiler.launches import launches_of, with_offsets
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.schedule import ANY, MAIN, TAIL
+from tvm_qopt.manifest import OPENCL_SOURCE, Launch
+from tvm_qopt.runtime.arguments import Part
 from tvm_qopt.spec import KernelSpec, norms_entry
 from tvm_qopt.targets import get_target
 
@@ -29,11 +32,11 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Entry points of a spec; threads: of a group, by entry point."""
+    """Entry points of a spec, as an artifact has them."""
 
     spec: KernelSpec
     source: str
-    threads: Mapping[str, int]
+    launches: Mapping[str, Launch]
 
 
 @cache
@@ -44,50 +47,36 @@ def build(name: str, decisions: Decisions = (), entries: tuple[str, ...] = ()) -
     functions = {entry: lower(spec, preset, entry, dict(decisions)).final for entry in entries}
     register_barrier_fence()
     executable = compile_module(tvm.IRModule(functions), tvm_target(preset))
-    threads = {entry: threads_of(function) for entry, function in functions.items()}
-    return Kernels(spec, opencl_source(executable), threads)
-
-
-def threads_of(function: tvm.tirx.PrimFunc) -> int:
-    """The extent of threadIdx.x, one for all loops bound to it."""
-    pattern = r'thread_binding\((?:T\.int64\()?(\d+)\)?, thread="threadIdx.x"'
-    (extent,) = set(re.findall(pattern, function.script()))
-    return int(extent)
+    source = opencl_source(executable)
+    found = launches_of(functions, {OPENCL_SOURCE: source})
+    return Kernels(spec, with_offsets(mask_if_gated(source)), found)
 
 
 def launches(
     kernels: Kernels, arrays: Arrays, main: str = MAIN, norms: int | None = None
-) -> list[Launch]:
+) -> list[Job]:
     """Full blocks by `main`, the rest by the tail, as a Plan launches them."""
     full, rest = divmod(arrays["param"].size, kernels.spec.block_size)
     parts = []
     if full:
-        parts.append((main, {"nb": full}, (0, full, kernels.spec.block_size)))
+        parts.append((main, Part(0, full, kernels.spec.block_size)))
     if rest:
-        parts.append((TAIL, {"B": rest}, (full, 1, rest)))
+        parts.append((TAIL, Part(full, 1, rest)))
     return [
-        _launch(kernels, part if norms is None else norms_entry(norms, part), sizes, arrays, window)
-        for part, sizes, window in parts
+        _job(kernels, entry if norms is None else norms_entry(norms, entry), part, arrays)
+        for entry, part in parts
     ]
 
 
-def _launch(
-    kernels: Kernels,
-    entry: str,
-    sizes: Mapping[str, int],
-    arrays: Arrays,
-    window: tuple[int, int, int],
-) -> Launch:
-    """The kernel on `count` blocks of `size` elements from block number `first` on."""
-    first, count, size = window
+def _job(kernels: Kernels, entry: str, part: Part, arrays: Arrays) -> Job:
     views = {}
     for t in kernels.spec.tensors:
-        start = t.start(first, kernels.spec.block_size)
-        views[t.name] = arrays[t.name][start : start + math.prod(t.sizes(count, size))]
-    return Launch(f"{entry}_kernel", count, kernels.threads[entry], sizes, views)
+        start = t.start(part.first, kernels.spec.block_size)
+        views[t.name] = arrays[t.name][start : start + math.prod(t.sizes(part.blocks, part.size))]
+    return Job(entry, part, views)
 
 
-def steps(kernels: Kernels, arrays: Arrays) -> Iterator[tuple[int | None, list[Launch]]]:
+def steps(kernels: Kernels, arrays: Arrays) -> Iterator[tuple[int | None, list[Job]]]:
     """What a step of a spec may launch: the update by `main` and by `main_any`, each norm pass."""
     aligned = (MAIN, ANY) if arrays["param"].size >= kernels.spec.block_size else (MAIN,)
     for main in aligned:
@@ -113,12 +102,12 @@ def run_steps(
     for n in sizes:
         before = sample.arguments(kernels.spec, n, seed=n, spoiled=n > kernels.spec.block_size)
         cases += [(before, norms, job) for norms, job in steps(kernels, before)]
-    flat = [launch for _, _, job in cases for launch in job]
-    outcome = opencl_runner.run(kernels.source, flat, oclgrind=oclgrind)
+    flat = [each for _, _, job in cases for each in job]
+    outcome = opencl_runner.run(kernels.source, kernels.launches, flat, oclgrind=oclgrind)
     results = iter(outcome.arrays)
     faults = []
     for before, norms, job in cases:
         parts = [next(results) for _ in job]
         if wrong := fault(kernels.spec, before, parts, norms):
-            faults.append(f"{[launch.kernel for launch in job]}: {wrong}")
+            faults.append(f"{[each.entry for each in job]}: {wrong}")
     return faults, outcome.reports

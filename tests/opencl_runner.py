@@ -2,13 +2,12 @@
 
 A child, since Oclgrind takes over the OpenCL library of a whole process, and since a kernel that
 writes where it should not ends the process it is in.  As a script this file is the child:
-`python opencl_runner.py JOB`, where JOB is a file that `run` wrote and that gets the results.
+`python opencl_runner.py JOBS`, where JOBS is a file that `run` wrote and that gets the results.
 """
 
 from __future__ import annotations
 
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_qopt.manifest import OPENCL_SOURCE, Launch
+from tvm_qopt.runtime.arguments import Part
+from tvm_qopt.runtime.opencl import Region, SourceModule
+
 Array = npt.NDArray[Any]
 OCLGRIND = ("--data-races", "--uninitialized")
 NO_OPTIMIZATION = "-cl-opt-disable"  # clang's vector intrinsics end Oclgrind
@@ -32,23 +35,17 @@ raise SystemExit(not any(platform.get_devices() for platform in pyopencl.get_pla
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One kernel on named arrays, which it updates in place; sizes: its integer arguments by name.
+class Job:
+    """One entry point on named arrays of `part`, which it updates in place."""
 
-    groups and threads: TVM's launch is one group for each turn of the loop bound to blockIdx.x
-    (here: each block), of as many threads as the loops bound to threadIdx.x have turns.
-    """
-
-    kernel: str
-    groups: int
-    threads: int
-    sizes: Mapping[str, int]
+    entry: str
+    part: Part
     arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The arrays of each launch after it, and what the simulator reported ("" on PoCL)."""
+    """The arrays of each job after it, and what the simulator reported ("" on PoCL)."""
 
     arrays: list[dict[str, Array]]
     reports: str
@@ -67,57 +64,46 @@ def why_missing(*, oclgrind: bool) -> str | None:
     return "no OpenCL device: apt-get install pocl-opencl-icd" if child.returncode else None
 
 
-def run(source: str, launches: Sequence[Launch], *, oclgrind: bool = False) -> Outcome:
-    """Run the launches in order, each on a copy of its arrays.
+def run(
+    source: str, launches: Mapping[str, Launch], jobs: Sequence[Job], *, oclgrind: bool = False
+) -> Outcome:
+    """Make the jobs in order, each on a copy of its arrays, as the runtime does for users.
 
     Raises RuntimeError with the child's words when it fails.
     """
     with tempfile.TemporaryDirectory(prefix="tvm_qopt-opencl-") as folder:
-        job = Path(folder) / "job"
+        file = Path(folder) / "jobs"
         options = [NO_OPTIMIZATION] if oclgrind else []
-        job.write_bytes(pickle.dumps((source, list(launches), options)))
+        file.write_bytes(pickle.dumps((source, launches, list(jobs), options)))
         tool = [shutil.which("oclgrind") or "oclgrind", *OCLGRIND] if oclgrind else []
-        command = [*tool, sys.executable, str(Path(__file__)), str(job)]
+        command = [*tool, sys.executable, str(Path(__file__)), str(file)]
         child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if child.returncode:
             raise RuntimeError(f"the OpenCL child failed ({child.returncode}):\n{child.stderr}")
-        return Outcome(pickle.loads(job.read_bytes()), child.stderr if oclgrind else "")
+        return Outcome(pickle.loads(file.read_bytes()), child.stderr if oclgrind else "")
 
 
-def arguments_of(source: str, kernel: str) -> list[str]:
-    """The names of a kernel's arguments, in order; TVM appends _ptr to those of buffers."""
-    found = re.search(rf"__kernel void {kernel}\(([^)]*)\)\s*\{{", source)
-    assert found, f"no kernel {kernel}"
-    return [argument.split()[-1].removesuffix("_ptr") for argument in found.group(1).split(",")]
-
-
-def main(job: Path) -> None:
+def main(file: Path) -> None:
     import pyopencl as cl
 
-    source, launches, options = pickle.loads(job.read_bytes())
+    source, launches, jobs, options = pickle.loads(file.read_bytes())
     device = next(d for platform in cl.get_platforms() for d in platform.get_devices())
-    context = cl.Context([device])
-    queue = cl.CommandQueue(context)
-    program = cl.Program(context, source).build(options)
-    results = [_launch(cl, queue, program, source, launch) for launch in launches]
-    job.write_bytes(pickle.dumps(results))
+    queue = cl.CommandQueue(cl.Context([device]))
+    module = SourceModule({OPENCL_SOURCE: source}, launches, "", options)
+    file.write_bytes(pickle.dumps([_made(queue, module[job.entry], job) for job in jobs]))
 
 
-def _launch(cl: Any, queue: Any, program: Any, source: str, launch: Launch) -> dict[str, Array]:
-    context, flags = queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    arrays = launch.arrays.items()
-    buffers = {name: cl.Buffer(context, flags, hostbuf=array) for name, array in arrays}
-    sizes = {name: np.int64(size) for name, size in launch.sizes.items()}
-    kernel = cl.Kernel(program, launch.kernel)
-    kernel.set_args(*({**buffers, **sizes}[name] for name in arguments_of(source, launch.kernel)))
-    shape = (launch.groups * launch.threads,), (launch.threads,)
-    cl.enqueue_nd_range_kernel(queue, kernel, *shape)
-    out = {name: np.empty_like(array) for name, array in arrays}
-    for name, array in out.items():
-        cl.enqueue_copy(queue, array, buffers[name])
-    queue.finish()
-    return out
+def _made(queue: Any, entry: Any, job: Job) -> dict[str, Array]:
+    from pyopencl.array import to_device
+
+    arrays = {name: to_device(queue, np.ascontiguousarray(x)) for name, x in job.arrays.items()}
+    regions = {name: Region(x, 0) for name, x in arrays.items()}
+    entry.bound(job.part, regions).enqueue(queue)
+    return {name: x.get() for name, x in arrays.items()}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    # Jobs are pickled by the name that importers know.
+    import opencl_runner
+
+    opencl_runner.main(Path(sys.argv[1]))

@@ -10,11 +10,12 @@ from typing import Any
 import opencl_runner
 import pytest
 from opencl_kernels import Decisions, build, fault, launches, run_steps
-from opencl_runner import Launch
+from opencl_runner import Job
 
 from tvm_qopt import sample
 from tvm_qopt.compiler.build import lower
 from tvm_qopt.compiler.schedule import MAIN, TAIL
+from tvm_qopt.runtime.arguments import Part
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import get_target
 
@@ -66,7 +67,9 @@ def whole_space(name: str) -> list[Decisions]:
 def test_simulator_reports_nothing_whatever_is_decided(name: str, decisions: Decisions) -> None:
     kernels = build(name, decisions, (MAIN,))
     arrays = sample.arguments(kernels.spec, kernels.spec.block_size, seed=1, spoiled=True)
-    outcome = opencl_runner.run(kernels.source, launches(kernels, arrays), oclgrind=True)
+    outcome = opencl_runner.run(
+        kernels.source, kernels.launches, launches(kernels, arrays), oclgrind=True
+    )
     assert outcome.reports == ""
     assert fault(kernels.spec, arrays, outcome.arrays) is None
 
@@ -113,7 +116,8 @@ def test_simulator_sees_what_is_wrong(entry: str, spoil: Any, report: str) -> No
     assert spoil(kernels.source) != kernels.source
     arrays = sample.arguments(kernels.spec, 64 if entry == MAIN else 63, seed=1)
     jobs = launches(kernels, arrays)
-    assert report in opencl_runner.run(spoil(kernels.source), jobs, oclgrind=True).reports
+    spoiled = spoil(kernels.source)
+    assert report in opencl_runner.run(spoiled, kernels.launches, jobs, oclgrind=True).reports
 
 
 def test_decisions_make_different_kernels() -> None:
@@ -125,5 +129,6 @@ def test_decisions_make_different_kernels() -> None:
 def test_simulator_sees_a_block_too_many() -> None:
     kernels = build(PLAIN)
     arrays = sample.arguments(kernels.spec, 64, seed=1)
-    launch = Launch("main_kernel", 2, kernels.threads[MAIN], {"nb": 1}, arrays)
-    assert "Invalid" in opencl_runner.run(kernels.source, [launch], oclgrind=True).reports
+    job = Job(MAIN, Part(0, 2, 64), arrays)
+    outcome = opencl_runner.run(kernels.source, kernels.launches, [job], oclgrind=True)
+    assert "Invalid" in outcome.reports

@@ -110,15 +110,20 @@ class Region:
 class SourceModule:
     """OpenCL C and the launches of its entry points; module[name] is an `Entry`.
 
-    sources: file -> text; where: their folder, for errors.  A program is built when a context is
-    first used, and kept as long as this object.
+    sources: file -> text; where: their folder, for errors; options: of the driver's compiler.  A
+    program is built when a context is first used, and kept as long as this object.
     """
 
     def __init__(
-        self, sources: Mapping[str, str], launches: Mapping[str, Launch], where: str
+        self,
+        sources: Mapping[str, str],
+        launches: Mapping[str, Launch],
+        where: str,
+        options: Sequence[str] = (),
     ) -> None:
         check_pyopencl()
         self._sources, self._launches, self._where = sources, launches, where
+        self._options = list(options)
         self._programs: dict[tuple[Any, str], Any] = {}
         self._lock = threading.Lock()
 
@@ -135,7 +140,7 @@ class SourceModule:
             if (context, file) not in self._programs:
                 self._check_groups(context)
                 try:
-                    built = cl.Program(context, self._sources[file]).build(options=[])
+                    built = cl.Program(context, self._sources[file]).build(options=self._options)
                 except cl.Error as error:
                     lines = str(error).strip().splitlines()
                     devices = ", ".join(device.name.strip() for device in context.devices)
