@@ -24,7 +24,7 @@ demo: $(VENV)/.demo
 	$(BIN)/tvm-qopt demo
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: lint types
 	$(BIN)/python -m pytest tests/pure
@@ -52,5 +52,5 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml
-	$(PIP) install --editable '.[cuda,demo,dev,torch,tune]' '$(TORCH)'
+	$(PIP) install --editable '.[cuda,demo,dev,peers,torch,trainers,tune]' '$(TORCH)'
 	touch $@ $(VENV)/.demo

@@ -25,8 +25,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of this run, in the environment so that child processes share it."""
-    folder = tmp_path_factory.mktemp("store")
+    """The store of this run, for all its processes: pytest-xdist's have folders side by side, and
+    children find it in the environment."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
+    folder.mkdir(mode=0o700, exist_ok=True)
     os.environ["TVM_QOPT_STORE"] = str(folder)
     os.environ["TVM_QOPT_RECORDS"] = str(tmp_path_factory.mktemp("records"))
     return folder

@@ -21,8 +21,26 @@ from tvm_qopt.spec import KernelSpec, TensorSpec
 from tvm_qopt.targets import TargetPreset
 from tvm_qopt.version import TVM_VERSION, __version__
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, LIBRARY, OBJECT = "manifest.json", "kernel.so", "kernel.o"
+OPENCL_SOURCE, OPENCL_MANY, OPENCL_DOUBLES = "kernel.cl", "many.cl", "advance.cl"
+TABLE = "table"  # what an entry point for many tensors has in place of a size
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an entry point is launched where the runtime does it itself: from source.
+
+    kernel: its name in the file `source`.  arguments: in order; names of tensors, after each of
+    which comes the place of its first element in the memory object, and of sizes (nb, B).
+    threads: of a group, by axis.  blocks: quantisation blocks of a group; the last may have fewer.
+    """
+
+    kernel: str
+    arguments: tuple[str, ...]
+    threads: tuple[int, ...]
+    blocks: int
+    source: str = OPENCL_SOURCE
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,8 @@ class Manifest:
     """What `manifest.json` holds.
 
     entries: the entry points of the module.  files: name -> SHA-256 of each file of the artifact.
-    serial_below: number of elements under which `main_serial` is the faster entry point.
+    serial_below: elements of a step under which one thread is sooner done than others wake up.
+    launches: entry point -> its launch, for kernels that are source (OpenCL); else empty.
     schedule: {"kind": "default"} or {"kind": "tuned", "record": hash}.
     """
 
@@ -47,6 +66,7 @@ class Manifest:
     key: str
     serial_below: int = 0
     workspace: int = 0
+    launches: Mapping[str, Launch] = field(default_factory=dict)
     schedule: Mapping[str, str] = field(default_factory=lambda: {"kind": "default"})
     versions: Mapping[str, str] = field(
         default_factory=lambda: {"tvm": TVM_VERSION, "tvm_qopt": __version__}
@@ -82,6 +102,7 @@ def _typed(data: dict[str, Any], where: str) -> Manifest:
         data["tensors"] = tuple(
             TensorSpec(**{**t, "shape": tuple(t["shape"])}) for t in data["tensors"]
         )
+        data["launches"] = {name: _launch(given) for name, given in data["launches"].items()}
         spec = KernelSpec.parse(data["spec"])
     except (TypeError, KeyError, ValueError) as error:
         raise ArtifactInvalid(f"{where}: damaged, or of rules unknown here ({error!r})") from None
@@ -105,6 +126,20 @@ def _check_types(data: dict[str, Any]) -> None:
     for name in ("files", "schedule", "versions"):
         for text in _checked(data[name], dict, name).values():
             _checked(text, str, name)
+    for launch in _checked(data["launches"], dict, "launches").values():
+        _checked(launch, dict, "launches")
+
+
+def _launch(given: dict[str, Any]) -> Launch:
+    lists = {name: tuple(_checked(given[name], list, name)) for name in ("arguments", "threads")}
+    launch = Launch(**{**given, **lists})
+    texts = ((launch.kernel, str), (launch.source, str))
+    for value, kind in (*texts, (launch.blocks, int)):
+        _checked(value, kind, "launches")
+    for values, kind in ((launch.arguments, str), (launch.threads, int)):
+        for value in values:
+            _checked(value, kind, "launches")
+    return launch
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:
@@ -144,7 +179,10 @@ def _source_hash() -> str:
     """Of the description layer, the compiler and the schedules: what a kernel is made by."""
     package = Path(__file__).parent
     parts = (".", "rules", "formats", "compiler", "schedules", "schedules/llvm", "schedules/gpu")
-    return _hash_files(path for part in parts for path in sorted((package / part).glob("*.py")))
+    folders = [package / part for part in parts]
+    return _hash_files(
+        path for ending in ("py", "c") for f in folders for path in sorted(f.glob(f"*.{ending}"))
+    )
 
 
 def _hash_files(paths: Iterable[Path]) -> str:

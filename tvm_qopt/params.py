@@ -8,6 +8,7 @@ May import layer 0 only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,8 +39,12 @@ def store(xp: ArrayNamespace, x: Value, dtype: str) -> Value:
         return xp.reinterpret(xp.cast(x, "float16"), "uint16")
     bits = xp.reinterpret(x, "int32")
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return xp.cast((xp.where(is_nan, bits | 0x400000, rounded) >> 16) & 0xFFFF, "uint16")
+    return xp.cast((xp.where(is_number(x), rounded, bits | 0x400000) >> 16) & 0xFFFF, "uint16")
+
+
+def is_number(x: Value) -> Value:
+    """Whether a float32 is no NaN, as compilers do not know that it is."""
+    return x <= math.inf
 
 
 def nan(xp: ArrayNamespace, dtype: str) -> Value:
@@ -100,18 +105,16 @@ class Split(ParamFormat):
     """bfloat16 weights and the 16 bits that restore the float32 master exactly: 4 bytes a weight.
 
     The weight is the master rounded to nearest, ties away from zero: its bits plus half a unit,
-    cut.  Where the low bits are above half that rounded up, so the master has one unit less.
+    cut.  What that added or took is the low bits as a signed number.
     A NaN is stored as the quiet one, whose bits no rounding overflows.
     """
 
     def load(self, xp: ArrayNamespace, a: Mapping[str, Value], dtype: str) -> Value:
-        low = xp.cast(a["param_low"], "int32")
-        high = xp.cast(a["param"], "int32") - (low >> 15)
-        return xp.reinterpret((high << 16) | low, "float32")
+        low = xp.cast(xp.reinterpret(a["param_low"], "int16"), "int32")
+        return xp.reinterpret((xp.cast(a["param"], "int32") << 16) + low, "float32")
 
     def store(self, xp: ArrayNamespace, x: Value, a: Mapping[str, Value], dtype: str) -> Outputs:
-        bits = xp.reinterpret(x, "int32")
-        bits = xp.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits)
+        bits = xp.where(is_number(x), xp.reinterpret(x, "int32"), 0x7FC00000)
         bits = xp.bind(bits, "param_bits")
         weight = ((bits + 0x8000) >> 16) & 0xFFFF
         return {
@@ -137,8 +140,8 @@ class Stochastic(ParamFormat):
         cut = bits & -0x10000
         rounded = xp.bind(xp.where(up, cut + 0x10000, cut), "param_rounded")
         overflows = xp.all_of((rounded & INFINITY) == INFINITY, (bits & INFINITY) != INFINITY)
-        is_nan = (bits & 0x7FFFFFFF) > INFINITY
-        kept = xp.where(overflows, cut, xp.where(is_nan, bits | 0x400000, rounded))
+        kept = xp.where(is_number(x), rounded, bits | 0x400000)
+        kept = xp.where(overflows, cut, kept)
         return {"param": xp.cast((kept >> 16) & 0xFFFF, "uint16")}
 
 

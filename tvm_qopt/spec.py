@@ -52,6 +52,13 @@ OF_PLAN = ("hyper", "workspace", "rng")  # roles of what a plan makes for itself
 """Roles; "beside" is what a parameter format keeps beside the parameter."""
 
 
+GATE, ADVANCE = "gate", "advance"
+STEP_ENTRIES = (GATE, ADVANCE)
+"""Entry points of GPU kinds with one thread, ahead of the update on its stream.  `gate` puts NaN in
+place of the gradient's factor where found_inf is not 0, and a kernel that reads it there writes
+nothing.  `advance` counts the step and forms `hyper` from `clock`, or does what `gate` does."""
+
+
 def norm_tensor(number: int, name: str) -> str:
     """The argument that holds a norm's partial sums of squares, of norm pass `number`."""
     return f"norm{number}_{name}"
@@ -60,6 +67,14 @@ def norm_tensor(number: int, name: str) -> str:
 def norms_entry(number: int, part: str) -> str:
     """The entry point of norm pass `number` for a part of the tensor (main, tail, ...)."""
     return f"norms{number}_{part}"
+
+
+MANY = "_many"
+
+
+def many_entry(entry: str) -> str:
+    """The entry point for many tensors, where a kind has them."""
+    return entry + MANY
 
 
 def norms_of(entry: str) -> tuple[int | None, str]:
@@ -235,6 +250,18 @@ class KernelSpec:
         """What the user gives at each step, beside grad_scale and gnorm_scale."""
         clip = (CLIP_GRADIENT,) if self.all_settings["clip_gradient"] else ()
         return (*self.rule_.hyper(self.all_settings), *clip)
+
+    @cached_property
+    def clock(self) -> tuple[str, ...]:
+        """The layout of the float64 tensor from which `advance` forms `hyper`."""
+        return ("step", *(h.name for h in self.hyper), GRAD_SCALE.name, GNORM_SCALE.name)
+
+    def step_arguments(self, entry: str) -> tuple[str, ...]:
+        """The arguments of `gate` and `advance`, in order."""
+        if entry == GATE:
+            return ("hyper", "found_inf")
+        random = any(t.name == "rng" for t in self.tensors)
+        return ("clock", "found_inf", "hyper", *(("rng",) if random else ()))
 
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:

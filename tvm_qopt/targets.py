@@ -9,13 +9,13 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_qopt.errors import ToolMissing, UnknownName
+from tvm_qopt.errors import ToolMissing, UnknownName, UnsupportedSpec
 
 X86_FEATURES = {  # LLVM's name -> the flag in /proc/cpuinfo
     "sse3": "pni",
@@ -122,8 +122,16 @@ PRESETS: dict[str, TargetPreset] = {
             TargetPreset(f"cuda-{arch.replace('_', '')}", "cuda", {"arch": arch}, archs=(arch,))
             for arch in CUDA_ARCHS
         ),
+        TargetPreset("cuda-all", "cuda", {"arch": CUDA_ARCHS[0]}, archs=CUDA_ARCHS),
         TargetPreset("opencl", "opencl"),
+        TargetPreset("metal", "metal"),
+        TargetPreset("webgpu", "webgpu"),
     )
+}
+_LACKING = {
+    "rocm": "TVM's wheel has no runtime for HIP, and needs of ROCm the device libraries (bitcode) "
+    "and the linker ld.lld; AMD's OpenCL driver runs --target opencl",
+    "vulkan": "TVM's wheel has no SPIR-V code generator; --target opencl gives OpenCL C",
 }
 NATIVE = "llvm-native"
 
@@ -143,6 +151,8 @@ def get_target(name: str) -> TargetPreset:
         archs = tuple(sorted(set(archs), key=CUDA_ARCHS.index))
         joined = "+".join(arch.replace("_", "") for arch in archs)
         return TargetPreset(f"cuda-{joined}", "cuda", {"arch": archs[0]}, archs=archs)
+    if name in _LACKING:
+        raise UnsupportedSpec(f"target {name}: {_LACKING[name]}")
     raise UnknownName("target", name, known_targets())
 
 
@@ -159,17 +169,33 @@ def find_linker(preset: TargetPreset) -> str | None:
     raise ToolMissing("no C compiler found to link the module: apt install gcc, or set CC to one")
 
 
-def cuda_target(arch: str) -> str:
-    """The preset whose code a GPU of architecture `arch` ("sm_90") runs best.
+def cuda_code(archs: Sequence[str]) -> tuple[str, ...]:
+    """What an artifact for `archs` holds: machine code for each ("sm_90"), and PTX ("compute_120")
+    for cards later than this version where the newest architecture is among them."""
+    newest = CUDA_ARCHS[-1]
+    return (*archs, newest.replace("sm", "compute")) if newest in archs else tuple(archs)
 
-    Machine code runs on its own major version from its own minor version upwards.
+
+def runs_on(code: str, gpu: str) -> bool:
+    """Whether a GPU of architecture `gpu` runs a piece of CUDA code.
+
+    Machine code runs on its own major version from its own minor version upwards, PTX on its own
+    and every later version.
     """
-    number = int(arch.removeprefix("sm_"))
-    below = [int(known.removeprefix("sm_")) for known in CUDA_ARCHS]
-    fitting = [n for n in below if n // 10 == number // 10 and n <= number]
+    (major, minor), (has_major, has_minor) = (
+        divmod(int(name.rpartition("_")[2]), 10) for name in (code, gpu)
+    )
+    if code.startswith("compute_"):
+        return (major, minor) <= (has_major, has_minor)
+    return major == has_major and minor <= has_minor
+
+
+def cuda_target(arch: str) -> str:
+    """The preset whose code a GPU of architecture `arch` ("sm_90") runs best."""
+    fitting = [k for k in CUDA_ARCHS if any(runs_on(code, arch) for code in cuda_code((k,)))]
     if not fitting:
         raise UnknownName("GPU architecture", arch, CUDA_ARCHS)
-    return f"cuda-sm{max(fitting)}"
+    return f"cuda-{fitting[-1].replace('_', '')}"
 
 
 @cache

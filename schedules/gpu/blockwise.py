@@ -50,7 +50,7 @@ class Sweep:
         return (*self.together, *self.apart)
 
 
-@schedule("cuda", "opencl", pattern="blockwise", entries=(MAIN, TAIL, ANY))
+@schedule("cuda", "opencl", "metal", "webgpu", pattern="blockwise", entries=(MAIN, TAIL, ANY))
 def blockwise(placement: Placement) -> None:
     """A thread block for each quantisation block, eight elements a thread, two sweeps over them.
 

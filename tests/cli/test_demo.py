@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import tvm_qopt
 from tvm_qopt.cli import demo
 from tvm_qopt.cli.app import app
-from tvm_qopt.demo import compare, network
+from tvm_qopt.demo import compare, network, peers
 from tvm_qopt.demo.train import Run
 
 missing = [module for module in demo.NEEDS if importlib.util.find_spec(module) is None]
@@ -97,6 +97,35 @@ def test_compare_with_json(tmp_path: Path) -> None:
 
 
 @needs_extra
+def test_the_transformer_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is missing and one that fails are left out; the rest begins with one loss."""
+    pytest.importorskip("torch")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text("")
+    (tmp_path / "broken" / "optim.py").write_text("raise OSError('no library here')")
+    monkeypatch.syspath_prepend(tmp_path)
+    gone = peers.Contender("gone AdamW", "no_such_module", "AdamW")
+    broken = peers.Contender("broken AdamW", "broken", "AdamW")
+    monkeypatch.setitem(peers.PEERS, "torchao", (gone, broken))
+    arguments = ["demo", "--peers", "torchao", "--steps", "3", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert Path(data["figure"]).read_bytes().startswith(PNG)
+    assert list(data["left_out"]) == ["gone AdamW", "broken AdamW"]
+    assert "tvm_qopt[peers]" in data["left_out"]["gone AdamW"]
+    assert data["left_out"]["broken AdamW"] == "OSError: no library here"
+    runs = {run["name"]: run for run in data["runs"]}
+    assert list(runs) == [each.title for each in peers.ALWAYS]
+    assert {run["losses"][0] for run in runs.values()} == {runs[peers.BASELINE]["losses"][0]}
+    assert all(run["whole_us"] > run["step_us"] > 0 for run in runs.values())
+    plain, ours, low = (runs[name] for name in list(runs)[:3])
+    assert plain["state_bytes"] == 8 * plain["parameters"]
+    assert ours["final_loss"] == pytest.approx(plain["final_loss"], rel=1e-5)
+    assert low["state_bytes"] < 0.27 * plain["state_bytes"]
+
+
+@needs_extra
 def test_compare_without_torch_says_what_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +142,9 @@ def test_compare_without_torch_says_what_it_left_out(
 
 def test_summary_pairs_runs_by_seed() -> None:
     def run(loss: float, size: int) -> Run:
-        return Run("", [loss], loss, 0.5, parameters=10, state_bytes=size, step_us=1.0)
+        return Run(
+            "", [loss], loss, 0.5, parameters=10, state_bytes=size, step_us=1.0, whole_us=2.0
+        )
 
     runs = {compare.BASELINE: [run(1.0, 80), run(2.0, 80)], "low": [run(1.5, 20), run(2.0, 20)]}
     base, low = compare.summarise(runs)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +48,10 @@ SPECS = (
     f"lion-float32-b256{FLOAT32}",
     f"ademamix-float32-b256{FLOAT32}-warm_up_on",
     f"sum_sq-dynamic8-b256{FLOAT32}",
+    *(
+        f"adamw-{state}{FLOAT32}-zero_rule_off"
+        for state in ("dynamic8-b256", "4bit-b128", "fp8-b256")
+    ),
     "adam_fp16-float32-b256-p_f16_master-g_f16",
     "adam_fp16-float32-b256-p_f16_master-g_f32",
     "adamw-float32-b256-p_bf16_master-g_bf16",
@@ -57,6 +64,11 @@ SPECS = (
         for block in (64, 256)
     ),
     *(f"quantize-{state}-b256{FLOAT32}" for state in ("linear8s", "linear8u")),
+    *(f"adamw-{state}-p_bf16-g_bf16" for state in ("4bit-b128", "float32-b128", "fp8-b256")),
+    f"quantize-fp8-b256{FLOAT32}",
+    f"quantize-dynamic8u-b256{FLOAT32}",
+    f"quantize-dynamic4s-b128{FLOAT32}",
+    f"quantize-linear4u-b128{FLOAT32}",
 )
 
 
@@ -83,3 +95,22 @@ def seeded() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def bitsandbytes() -> Any:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed (the extra `peers`)")
+    return importlib.import_module("bitsandbytes.optim")
+
+
+@pytest.fixture(scope="module")
+def torchao() -> Iterator[Any]:
+    """Its step is torch.compile's; here it runs as it is written."""
+    if importlib.util.find_spec("torchao") is None:
+        pytest.skip("torchao is not installed (the extra `peers`)")
+    package = importlib.import_module("torchao.optim")
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield package

@@ -135,9 +135,10 @@ def test_the_peers_positions_hold() -> None:
         ("AdamW8bit", {"settings": {"clip_gradient": True}}, HyperOutOfRange, "clip_gradient"),
         ("SGD", {"settings": {"momentum": "on"}}, HyperOutOfRange, "momentum an option"),
         ("AdamW8bit", {"max_grad_norm": 0.0}, HyperOutOfRange, "max_grad_norm"),
-        ("AdamW8bit", {"foreach": True}, HyperOutOfRange, "foreach: expected None"),
-        ("AdamW8bit", {"fused": True}, HyperOutOfRange, "fused: expected None"),
+        ("AdamW8bit", {"foreach": "yes"}, HyperOutOfRange, "foreach: expected one of None, False"),
+        ("AdamW8bit", {"fused": 2}, HyperOutOfRange, "fused: expected one of None, False"),
         ("AdamW8bit", {"capturable": True}, HyperOutOfRange, "capturable: expected False"),
+        ("AdamW8bit", {"differentiable": True}, HyperOutOfRange, "differentiable: expected False"),
         ("AdamW8bit", {"seed": -1}, HyperOutOfRange, "seed"),
         ("SGD", {"nesterov": True}, HyperOutOfRange, "nesterov"),
         ("SGD", {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, HyperOutOfRange, "nesterov"),
@@ -154,6 +155,32 @@ def test_what_is_out_of_range_is_a_value_error_that_names_it(
     with pytest.raises(kind, match=says) as found:
         made(name, **options)
     assert isinstance(found.value, ValueError) and isinstance(found.value, QoptError)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop", "Adagrad"])
+def test_who_swaps_the_class_may_pass_what_torch_takes(name: str) -> None:
+    """All that torch's constructor has, and what says how to compute changes no bit."""
+    given = inspect.signature(getattr(torch.optim, name)).parameters.items()
+    usual = {key: p.default for key, p in given if p.default is not p.empty}
+    usual.pop("decoupled_weight_decay", None)  # Adam's, for which there is AdamW
+    found = []
+    for how in ({}, {"foreach": True, "fused": False}, {"foreach": False, "fused": True}):
+        kept = {key: value for key, value in how.items() if key in usual}
+        optimizer = made(name, **{**usual, **kept})
+        (p,) = optimizer.param_groups[0]["params"]
+        p.grad = torch.linspace(-1, 1, 5000)
+        optimizer.step()
+        assert {key: optimizer.param_groups[0][key] for key in kept} == kept
+        found.append(p.detach())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_cuda_graph_cannot_capture_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = made("AdamW")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="step: expected a stream that no CUDA graph captures"):
+        optimizer.step()
 
 
 def test_what_does_not_exist_is_refused() -> None:

@@ -10,11 +10,9 @@ two or three times what was seen; where no state is handed over more than a fift
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,23 +49,6 @@ OF_TORCHAO: list[Case] = [
     ("AdamWFp8", "AdamWFp8", {}, 1e-4),
     ("AdamWFp8", "AdamW8bit", {}, 3e-2),
 ]
-
-
-@pytest.fixture(scope="module")
-def bitsandbytes() -> Any:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed (the extra `peers`)")
-    return importlib.import_module("bitsandbytes.optim")
-
-
-@pytest.fixture(scope="module")
-def torchao() -> Iterator[Any]:
-    """Its step is torch.compile's; here it runs as it is written."""
-    if importlib.util.find_spec("torchao") is None:
-        pytest.skip("torchao is not installed (the extra `peers`)")
-    package = importlib.import_module("torchao.optim")
-    with torch.compiler.set_stance("force_eager"):
-        yield package
 
 
 def params(dtype: torch.dtype = torch.float32, shapes: Any = SHAPES) -> list[Any]:

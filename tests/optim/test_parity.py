@@ -75,6 +75,17 @@ def test_float32_state_goes_torchs_way(name: str, options: dict[str, Any]) -> No
     assert furthest(ours, theirs) < 12 * 2.0**-23  # a rounding of each step, at most
 
 
+def test_adamw_is_torchs_after_a_hundred_steps() -> None:
+    ours, theirs = twins()
+    optimizer, reference = optim.AdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
+    for _ in range(100):
+        give_gradients(ours, theirs)
+        optimizer.step()
+        reference.step()
+    for p, q in zip(ours, theirs, strict=True):
+        assert (p - q).norm().item() <= 1e-6 * q.norm().item()
+
+
 @pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
 def test_16_bit_weights_with_float32_state_are_the_float32_ones_rounded(dtype: str) -> None:
     """One step, where torch rounds its moments to 16 bits: compare with its float32."""

@@ -264,3 +264,65 @@ def test_lazily_negated_and_expanded_gradients_are_read_as_their_values() -> Non
         ours.step()
         twin.step()
         assert torch.equal(p, q)
+
+
+def one_has_no_gradient(optimizer: Any, params: list[Param]) -> None:
+    params[1].grad = None
+
+
+def one_gradient_is_transposed(optimizer: Any, params: list[Param]) -> None:
+    params[0].grad = params[0].grad.t().contiguous().t()
+
+
+def one_gradient_is_a_negative_view(optimizer: Any, params: list[Param]) -> None:
+    params[0].grad = torch._neg_view(params[0].grad)
+
+
+def one_has_options_of_its_own(optimizer: Any, params: list[Param]) -> None:
+    optimizer.override(params[1], lr=0.5)
+
+
+def parameters_change_places(optimizer: Any, params: list[Param]) -> None:
+    optimizer.param_groups[0]["params"].reverse()
+
+
+def there_is_one_more(optimizer: Any, params: list[Param]) -> None:
+    params.append(torch.nn.Parameter(torch.ones(300)))
+    params[-1].grad = torch.ones(300)
+    optimizer.add_param_group({"params": params[-1:], "lr": 0.1})
+
+
+def weights_with_a_master_are_written(optimizer: Any, params: list[Param]) -> None:
+    with torch.no_grad():
+        params[2].fill_(3.0)
+
+
+EVENTS = [
+    one_has_no_gradient,
+    one_gradient_is_transposed,
+    one_gradient_is_a_negative_view,
+    one_has_options_of_its_own,
+    parameters_change_places,
+    there_is_one_more,
+    weights_with_a_master_are_written,
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_a_step_unlike_the_last_is_what_it_would_be_without_one(event: Any) -> None:
+    """What an optimizer remembers of its last step changes no bit: here beside one that forgets."""
+    found = []
+    for forgets in (False, True):
+        torch.manual_seed(1)
+        half = torch.nn.Parameter(torch.randn(300).half())
+        params = [param(70, 80), param(500), half, torch.nn.Parameter(torch.ones(2))]
+        optimizer = optim.AdamW8bit(params[:3], master_weights="float32", lr=0.1)
+        for step in range(5):
+            grads(*params[:3])
+            if step == 2:
+                event(optimizer, params)
+            if forgets:
+                optimizer._bind_anew()
+            optimizer.step()
+        found.append(bits(optimizer))
+    assert found[0] == found[1]

@@ -23,6 +23,7 @@ OWN = "tvm_qopt"
 DESCRIPTION = (  # layer 0
     "errors",
     "formats",
+    "gpus",
     "manifest",
     "params",
     "records",
@@ -35,7 +36,7 @@ DESCRIPTION = (  # layer 0
     "version",
     "xp",
 )
-HEAVY = {"cupy", "matplotlib", "numpy", "sklearn", "torch", "tvm", "tvm_ffi"}
+HEAVY = {"cupy", "matplotlib", "numpy", "pyopencl", "sklearn", "torch", "tvm", "tvm_ffi"}
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def test_compiler_never_imports_the_runtime() -> None:
 
 def test_runtime_never_imports_tvm_or_the_compiler() -> None:
     """In functions it may import what hands it arrays, or what the store needs."""
-    allowed = {"cupy", "filelock", "numpy", "platformdirs", "torch", "tvm_ffi"}
+    allowed = {"cupy", "filelock", "numpy", "platformdirs", "pyopencl", "torch", "tvm_ffi"}
     assert violations("runtime", allowed, "description", "runtime") == []
     at_import = {
         each.top for each in imports_by("runtime") if each.at_import and not is_standard(each)

@@ -83,6 +83,24 @@ print("alive")
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
 
 
+def test_a_process_ends_while_threads_of_it_step() -> None:
+    """Python unwinds a daemon thread that comes back from C++ after it, which would abort; and who
+    steps in the last moments, from an exit handler, can."""
+    script = """
+import atexit
+atexit.register(lambda: [last.step(step=1, **HYPER), print("stepped", flush=True)])
+last, _ = make()
+def work(plan):
+    for step in range(1, 1_000_000):
+        plan.step(step=step, **HYPER)
+for n in (1000, 2_000_037):
+    threading.Thread(target=work, args=(make(n)[0],), daemon=True).start()
+time.sleep(0.1)
+"""
+    done = run(script)
+    assert (done.returncode, done.stdout.strip()) == (0, "stepped"), done.stderr
+
+
 def test_errors_and_specs_travel_between_processes() -> None:
     kinds = [k for _, k in inspect.getmembers(errors, inspect.isclass) if issubclass(k, QoptError)]
     for kind in kinds:

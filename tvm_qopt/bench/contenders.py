@@ -124,7 +124,7 @@ def update(
     *,
     place: Callable[[Sequence[Array]], list[Array]] = placed,
 ) -> Contender:
-    """One step of a kernel over all tensors, each with a plan of its own."""
+    """One step of a kernel over all tensors."""
     spec, total = kernel.spec, sum(sizes)
     flat = [shared(total, spec.param, 1.0), shared(total, spec.grad, GRADIENT)]
     if place is not placed:
@@ -152,13 +152,13 @@ def stepper(
         s.name: np.linspace(-1, 1, 256, dtype=np.float32) for s, f in spec.slots if f.runtime_map
     }
     tensors = list(zip(params, grads, states, strict=True))
-    plans = [kernel.plan(param=p, grad=g, state=s, qmap=maps) for p, g, s in tensors]
+    given = [{"param": p, "grad": g, "state": s, "qmap": maps} for p, g, s in tensors]
+    plan = kernel.plan(**given[0]) if len(given) == 1 else kernel.plan_many(given)
 
     def step() -> None:
         nonlocal count
         count += 1
-        for plan in plans:
-            plan.step(step=count, **hyper)
+        plan.step(step=count, **hyper)
 
     return step, sum(bytes_moved(spec, {"param": p, "grad": g, **s}) for p, g, s in tensors)
 

@@ -104,7 +104,7 @@ def build(
     if json:
         print_json({"artifacts": [_as_data(each_, preset) for each_ in built]})
     else:
-        columns = ("spec", "target", "folder", "holds", "cubins")
+        columns = ("spec", "target", "folder", "holds", "GPU code")
         print_table("built", columns, [_as_row(each_, preset) for each_ in built])
 
 
@@ -160,8 +160,8 @@ def _missing_linker(built: Built, preset: TargetPreset) -> str | None:
 
 def _as_row(built: Built, preset: TargetPreset) -> tuple[str, ...]:
     manifest = built.manifest
-    cubins = ", ".join(manifest.archs) or "-"
-    return manifest.spec, manifest.target, str(built.folder), _holds(built, preset), cubins
+    code = ", ".join(manifest.archs) or "-"
+    return manifest.spec, manifest.target, str(built.folder), _holds(built, preset), code
 
 
 def _as_data(built: Built, preset: TargetPreset) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _as_data(built: Built, preset: TargetPreset) -> dict[str, Any]:
         "target": built.manifest.target,
         "folder": str(built.folder.resolve()),
         "files": sorted(built.manifest.files),
-        "cubins": list(built.manifest.archs),
+        "gpu_code": list(built.manifest.archs),
         "missing_linker": linker,
         "missing_package": debian_package(linker) if linker else None,
     }

@@ -37,11 +37,18 @@ three seeds (SEED and the next two); where torch is installed also a small chara
 transformer on Python's own documentation. Prints the final losses and their gap to float32, and
 writes OUT/comparison.png. Takes two or three minutes on two processors.
 
+--peers NAMES trains the transformer with torch's fused AdamW, with our float32, 8-bit, fp8 and
+4-bit classes, and with those of bitsandbytes, torchao or all. One that is not installed, or fails,
+is left out with a reason. Prints final loss, state and times, and writes OUT/peers.png. Takes
+some five minutes with --steps 1000, half of them torchao's compiler.
+
 Needs scikit-learn (the data) and matplotlib: pip install 'tvm_qopt\\[demo]'
 
 [bold]Example[/bold]: [cyan]tvm-qopt demo --steps 300 --out /tmp/demo[/cyan]
 
 [cyan]tvm-qopt demo --compare[/cyan]
+
+[cyan]tvm-qopt demo --peers all --steps 1000[/cyan]
 
 Exit codes: 0 done; 1 failed (a package is missing, OUT cannot be written); 130 interrupted.
 """
@@ -50,6 +57,7 @@ Exit codes: 0 done; 1 failed (a package is missing, OUT cannot be written); 130 
 NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 FIGURE = "loss.png"
 COMPARISON = "comparison.png"
+PEERS_FIGURE = "peers.png"
 SPEC = "adamw-dynamic8-b256-p_f32-g_f32"
 
 
@@ -58,9 +66,17 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 400,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, split and batches.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Four states, three seeds.")] = False,
+    peers: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Optimizers: bitsandbytes,torchao or all.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     _check_needs()
+    if compare and peers is not None:
+        raise typer.BadParameter("--compare and --peers are two commands")
+    if peers is not None:
+        _beside_peers(peers, out, steps=steps, seed=seed, json=json)
+        return
     if compare:
         _compare(_place_of_figure(out, COMPARISON), steps=steps, seed=seed, json=json)
         return
@@ -164,6 +180,46 @@ def _compare(figure: Path, *, steps: int, seed: int, json: bool) -> None:
     for note in left_out.values():
         _say(note)
     _say(f"Loss curves: {figure}")
+
+
+def _beside_peers(names: str, out: Path, *, steps: int, seed: int, json: bool) -> None:
+    from tvm_qopt.demo.peers import chosen, train_each
+    from tvm_qopt.demo.plot import plot_peers
+
+    if importlib.util.find_spec("torch") is None:
+        raise ToolMissing("demo --peers needs torch: pip install 'tvm_qopt[torch]'")
+    contenders, figure = chosen(names), _place_of_figure(out, PEERS_FIGURE)
+    with progress() as bar:
+        runs, left_out = train_each(
+            contenders,
+            steps=steps,
+            seed=seed,
+            tick=lambda title: partial(bar.advance, bar.add_task(title, total=steps)),
+        )
+    with waiting("drawing"):
+        plot_peers(runs, figure)
+    if json:
+        found = [dataclasses.asdict(run) for run in runs]
+        print_json({"figure": str(figure), "left_out": left_out, "runs": found})
+        return
+    columns = ("optimizer", "loss, held-out text", "gap", "state", "optimizer", "training step")
+    title = f"transformer of {runs[0].parameters:,} parameters: {steps} steps, seed {seed}"
+    print_table(title, columns, [_peer_row(run, runs[0]) for run in runs])
+    _say("Medians of one step, in milliseconds, with one thread of torch's.")
+    for title, reason in left_out.items():
+        _say(f"{title} was left out: {reason}.")
+    _say(f"Loss curves: {figure}")
+
+
+def _peer_row(run: Run, base: Run) -> tuple[str, ...]:
+    return (
+        run.name,
+        f"{run.final_loss:.4f}",
+        "" if run is base else f"{run.final_loss / base.final_loss - 1:+.1%}",
+        f"{run.state_bytes / run.parameters:.2f} bytes a parameter",
+        f"{run.step_us / 1e3:.2f} ms",
+        f"{run.whole_us / 1e3:.1f} ms",
+    )
 
 
 def _runs_of(task: str, steps: int, seeds: range) -> Runs:

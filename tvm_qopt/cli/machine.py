@@ -6,7 +6,7 @@ import ctypes
 import platform
 from collections.abc import Sequence
 
-from tvm_qopt.targets import PRESETS, TargetPreset, host_features
+from tvm_qopt.targets import PRESETS, TargetPreset, cuda_code, host_features, runs_on
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
@@ -36,15 +36,9 @@ def _why_not_cuda(archs: Sequence[str]) -> str | None:
     found = gpu_archs()
     if not found:
         return "no NVIDIA GPU or driver here"
-    if any(_runs_on(arch, gpu) for arch in archs for gpu in found):
+    if any(runs_on(code, gpu) for code in cuda_code(archs) for gpu in found):
         return None
     return f"the GPU here is {', '.join(sorted(set(found)))}"
-
-
-def _runs_on(arch: str, gpu: str) -> bool:
-    """A cubin runs on its own major version from its own minor version upwards."""
-    (major, minor), (has_major, has_minor) = (divmod(int(a[3:]), 10) for a in (arch, gpu))
-    return major == has_major and minor <= has_minor
 
 
 def gpu_archs() -> tuple[str, ...]:

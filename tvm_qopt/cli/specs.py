@@ -17,7 +17,7 @@ SPEC_HELP = (
 )
 TARGET_HELP = (
     "What to compile for: llvm-native (this machine), llvm-x86-64-v3, llvm-aarch64, cuda-sm90, "
-    "cuda-sm80+sm90 (both), opencl ... `tvm-qopt list` has them all."
+    "cuda-sm80+sm90 (both), cuda-all, opencl ... `tvm-qopt list` has them all."
 )
 
 

@@ -15,15 +15,22 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from tvm_qopt.compiler.advance import step_functions
 from tvm_qopt.compiler.checks import check_in_place, check_stages
-from tvm_qopt.compiler.cuda import export_cuda, list_cubins, source_only
+from tvm_qopt.compiler.cuda import export_cuda, source_only
 from tvm_qopt.compiler.define import OUT, define
+from tvm_qopt.compiler.fatbin import list_cubins, list_ptx
+from tvm_qopt.compiler.gate import mask_if_gated
 from tvm_qopt.compiler.intrinsics import PERMUTES
+from tvm_qopt.compiler.launch import threads_of
+from tvm_qopt.compiler.launches import launches_of, with_offsets
+from tvm_qopt.compiler.many import many_of
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, exact_constants, in_place
 from tvm_qopt.compiler.record import Selection, find
 from tvm_qopt.compiler.schedule import MAIN, TAIL, Choice, apply_schedule, get_schedule
+from tvm_qopt.compiler.shaders import SUFFIX, check_storage, shaders
 from tvm_qopt.compiler.stages import order_by_pass
 from tvm_qopt.errors import (
     ArtifactInvalid,
@@ -32,18 +39,30 @@ from tvm_qopt.errors import (
     StoreError,
     ToolMissing,
 )
-from tvm_qopt.manifest import LIBRARY, MANIFEST, OBJECT, Manifest, artifact_key, sha256_of
-from tvm_qopt.spec import KernelSpec, norms_entry, norms_of
+from tvm_qopt.manifest import (
+    LIBRARY,
+    MANIFEST,
+    OBJECT,
+    OPENCL_DOUBLES,
+    OPENCL_MANY,
+    OPENCL_SOURCE,
+    Launch,
+    Manifest,
+    artifact_key,
+    sha256_of,
+)
+from tvm_qopt.spec import ADVANCE, STEP_ENTRIES, KernelSpec, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
 BUNDLE = "lib"
-OPENCL_SOURCE = "kernel.cl"
+POOL = Path(__file__).with_name("pool.c")
 BUNDLED = {"llvm": ("tvm_runtime",), "cuda": ("tvm_runtime", "tvm_runtime_cuda")}
-SERIAL_BELOW = 1 << 17
-"""Elements that one thread does sooner than it wakes the others, which sleep between calls: waking
-one took 100 to 300 us on a virtual machine, and one thread does 131072 in 55 (float32 state) to
-165 us (dynamic8)."""
+SERIAL_BELOW = 1 << 16
+"""Elements of a step for which one thread does not wake the others, which sleep between steps.  On
+a virtual machine waking one took 50 us, and it began 50 to 100 later; dynamic8 takes 80 us for
+65536 by one thread, 63 by two of which the other was awake a moment ago."""
+STEPS_ALONE = ("cuda", "opencl")  # kinds whose artifacts can form the scalars of a step themselves
 VECTOR_BYTES = 16  # alignment that `main` may assume on GPUs
 
 
@@ -114,15 +133,54 @@ def compile_spec(
 ) -> Any:
     """The TVM executable with every entry point of the kind's schedule, or with `entries`."""
     names = entries or entry_points(spec, preset.kind)
+    with _build_errors(spec, preset):
+        return _compile(_lower_all(spec, preset, names, decisions), preset)
+
+
+def shaders_of(
+    spec: KernelSpec,
+    preset: TargetPreset,
+    entries: Sequence[str] | None = None,
+    decisions: Mapping[str, int] | None = None,
+) -> dict[str, str]:
+    """File name -> source, of the same for metal or webgpu."""
+    names = entries or entry_points(spec, preset.kind)
+    with _build_errors(spec, preset):
+        return _shaders(_lower_all(spec, preset, names, decisions), preset)
+
+
+def _lower_all(
+    spec: KernelSpec,
+    preset: TargetPreset,
+    names: Sequence[str],
+    decisions: Mapping[str, int] | None,
+) -> dict[str, tirx.PrimFunc]:
+    if preset.kind == "webgpu":
+        check_storage(spec)
+    return {name: lower(spec, preset, name, decisions).final for name in names}
+
+
+@contextmanager
+def _build_errors(spec: KernelSpec, preset: TargetPreset) -> Iterator[None]:
     try:
-        module = tvm.IRModule({name: lower(spec, preset, name, decisions).final for name in names})
-        if preset.kind == "opencl":
-            register_barrier_fence()
-        with source_only() if preset.kind == "cuda" else nullcontext():
-            return compile_module(module, tvm_target(preset))
+        yield
     except (tvm.error.InternalError, s_tir.ScheduleError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise BuildError(f"TVM cannot compile {spec.name} for {preset.name}: {reason}") from error
+
+
+def _compile(functions: Mapping[str, tirx.PrimFunc], preset: TargetPreset) -> Any:
+    module = tvm.IRModule(dict(functions))
+    if preset.kind == "opencl":
+        register_barrier_fence()
+    with source_only() if preset.kind == "cuda" else nullcontext():
+        return compile_module(module, tvm_target(preset))
+
+
+def _shaders(functions: Mapping[str, tirx.PrimFunc], preset: TargetPreset) -> dict[str, str]:
+    threads = {name: threads_of(func) for name, func in functions.items()}
+    texts = shaders(_compile(functions, preset), preset.kind, threads)
+    return {kernel + SUFFIX[preset.kind]: text for kernel, text in texts.items()}
 
 
 def tvm_target(preset: TargetPreset) -> tvm.target.Target:
@@ -145,11 +203,16 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
     """
     with _new_folder(out.resolve()) as folder:
         selection = select(spec, preset)
-        executable = compile_spec(spec, preset, decisions=selection.decisions)
-        _export(executable, preset, folder)
+        names, decisions = entry_points(spec, preset.kind), selection.decisions
+        with _build_errors(spec, preset):
+            functions = _lower_all(spec, preset, names, decisions)
+            functions |= step_functions(spec) if preset.kind in STEPS_ALONE else {}
+            launches = _compile_and_export(functions, preset, folder)
         if bundle:
             _bundle(preset, folder)
-        manifest = _manifest(spec, preset, selection, folder)
+        manifest = _manifest(
+            spec, preset, selection, folder, tuple({**functions, **launches}), launches
+        )
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -192,29 +255,60 @@ def _check_replaceable(out: Path) -> None:
         raise StoreError(f"{out}: holds other files; give an empty or a new folder")
 
 
+def _compile_and_export(
+    functions: Mapping[str, tirx.PrimFunc], preset: TargetPreset, folder: Path
+) -> dict[str, Launch]:
+    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text,
+    whose launches are returned; Metal and WGSL as texts alone.
+
+    What needs float64 is a text of its own for OpenCL: few devices have none, but those compile no
+    text that speaks of it.
+    """
+    if preset.kind in SUFFIX:
+        for file, text in _shaders(functions, preset).items():
+            (folder / file).write_text(text, encoding="utf-8")
+        return {}
+    apart = {ADVANCE} & set(functions) if preset.kind == "opencl" else set()
+    executable = _compile({n: f for n, f in functions.items() if n not in apart}, preset)
+    _export(executable, preset, folder)
+    if preset.kind != "opencl":
+        return {}
+    texts = {OPENCL_SOURCE: opencl_source(executable)}
+    for name in apart:
+        texts[OPENCL_DOUBLES] = opencl_source(_compile({name: functions[name]}, preset))
+    launches = launches_of(functions, texts)
+    texts = {file: with_offsets(mask_if_gated(text)) for file, text in texts.items()}
+    of_tensors = {name: each for name, each in launches.items() if name not in STEP_ENTRIES}
+    texts[OPENCL_MANY], many = many_of(texts[OPENCL_SOURCE], of_tensors)
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return launches | many
+
+
 def _export(executable: Any, preset: TargetPreset, folder: Path) -> None:
-    """kernel.so, or kernel.o where the target's linker is missing; OpenCL C beside it as text."""
     linker = find_linker(preset)
     if linker is None:
         executable.mod.write_to_file(str(folder / OBJECT), "o")
         return
-    link = linked_by(linker)
+    link = linked_by(linker, with_pool=preset.on_cpu)
     if preset.kind == "cuda":
         export_cuda(executable, folder / LIBRARY, preset.archs, fcompile=link)
         return
     executable.export_library(str(folder / LIBRARY), fcompile=link)
-    if preset.kind == "opencl":
-        (folder / OPENCL_SOURCE).write_text(opencl_source(executable), encoding="utf-8")
 
 
-def linked_by(linker: str) -> Callable[..., None]:
-    """A linking function for TVM's export.  It links in a temporary folder and copies: a linker
-    says in its own words that a disk is full, a copy raises OSError."""
+def linked_by(linker: str, *, with_pool: bool = False) -> Callable[..., None]:
+    """A linking function for TVM's export; with_pool: the runtime's threads (pool.c) go in too.
+
+    It links in a temporary folder and copies: a linker says in its own words that a disk is full,
+    a copy raises OSError.
+    """
+    added = ["-O2", "-pthread", str(POOL), "-lm"] if with_pool else []
 
     def link(output: str, objects: Sequence[str], **_: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             linked = str(Path(folder) / LIBRARY)
-            command = [linker, "-shared", "-fPIC", "-o", linked, *objects]
+            command = [linker, "-shared", "-fPIC", "-o", linked, *objects, *added]
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             if run.returncode:
                 raise BuildError(f"{linker} failed to link the module:\n{run.stderr[-2000:]}")
@@ -235,22 +329,29 @@ def _bundle(preset: TargetPreset, folder: Path) -> None:
 
 
 def _manifest(
-    spec: KernelSpec, preset: TargetPreset, selection: Selection, folder: Path
+    spec: KernelSpec,
+    preset: TargetPreset,
+    selection: Selection,
+    folder: Path,
+    entries: tuple[str, ...],
+    launches: Mapping[str, Launch],
 ) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    cubins = tuple(list_cubins(folder / LIBRARY)) if preset.kind == "cuda" else ()
+    library = folder / LIBRARY
+    archs = (*list_cubins(library), *list_ptx(library)) if preset.kind == "cuda" else ()
     return Manifest(
         spec=spec.name,
         target=preset.name,
         kind=preset.kind,
         machine=preset.machine,
         features=preset.features,
-        archs=cubins,
+        archs=archs,
         scalars=spec.scalars,
         tensors=spec.tensors,
-        entries=entry_points(spec, preset.kind),
+        entries=entries,
         files={path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
         key=artifact_key(spec, preset),
         serial_below=SERIAL_BELOW if preset.on_cpu else 0,
+        launches=launches,
         schedule=selection.as_manifest(),
     )

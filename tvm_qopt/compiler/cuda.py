@@ -13,15 +13,13 @@ function that `import tvm` registers too and then fails on, in the user's proces
 libcuda at build (needs gcc, the CUDA runtime, and TVM's C++ compile path). The price of this way is
 `_replace_source`, which knows the outer form of TVM's packed modules and refuses any other.
 
-There is no PTX in the fatbin: of the same major version a driver older than the compiler takes
-cubins and refuses PTX. Imports tvm_ffi, layer 0 and, for the libraries in NVIDIA's wheels, ctypes
-(cuda-bindings wants a newer Python than this package, and 8 MB for sixteen functions).
+PTX goes in for the newest architecture alone, for cards later than this package, whose driver
+compiles it at load. No known card takes it: a driver older than the compiler refuses PTX, and takes
+the cubins of its own major version. Imports tvm_ffi and layer 0.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import re
 import shutil
@@ -31,13 +29,17 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import tvm_ffi
 
+from tvm_qopt.compiler.fatbin import list_cubins as list_cubins
+from tvm_qopt.compiler.gate import leave_if_gated
+from tvm_qopt.compiler.nvrtc import compile_program, join_code, load_wheels
+from tvm_qopt.compiler.nvrtc import find_wheels as _find_wheels
 from tvm_qopt.errors import BuildError, ToolMissing, UnsupportedSpec
+from tvm_qopt.targets import cuda_code
 
 Compiler = Literal["nvcc", "nvrtc"]
 
@@ -45,15 +47,9 @@ Compiler = Literal["nvcc", "nvrtc"]
 # because they win over a --use_fast_math that NVCC_APPEND_FLAGS brings in. -w: the preamble that
 # TVM emits warns for pages, which would bury an error.
 OPTIONS = ("--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17", "-w")
+VERBOSE = "--ptxas-options=-v"
 
 _CONSTANT_BITS = re.compile(r"\(\*\(float \*\)\(&\((\d+)\)\)\)")
-
-_WHEEL_PARTS = (
-    "lib/libnvrtc.so.13",
-    "lib/libnvfatbin.so.13",
-    "include/cuda_fp16.h",
-    "include/cccl/cuda/std/cstdint",
-)
 
 
 def installed_compilers() -> list[Compiler]:
@@ -70,31 +66,46 @@ def find_cuda_compiler() -> Compiler | None:
 def compile_cuda(
     source: str, archs: Sequence[str], *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> bytes:
-    """A fatbin with one cubin of `source` for each of `archs` ("sm_75" ... "sm_120").
+    """A fatbin with one cubin of `source` for each of `archs` ("sm_75" ... "sm_120"), and PTX of
+    the newest architecture where it is among them.
 
     Division and root are IEEE, denormals are kept, multiply-adds are fused. The same compiler gives
     the same bytes. `timeout` (seconds) binds nvcc only; NVRTC runs in this process.
     Raises ToolMissing without a compiler, BuildError with what the compiler said.
     """
-    numbers, source = _arch_numbers(archs), _with_whole_warps(source)
+    names = cuda_code([f"sm_{number}" for number in _arch_numbers(archs)])
+    source = leave_if_gated(_with_whole_warps(source))
     if _choose(compiler) == "nvcc":
-        code = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
-        return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)
-    wheels = _load_wheels()
-    cubins = {n: _run_nvrtc(wheels, source, f"sm_{n}") for n in numbers}
-    return _join_cubins(wheels.nvfatbin, cubins)
+        code = [f"-gencode=arch=compute_{name.rpartition('_')[2]},code={name}" for name in names]
+        return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)[0]
+    wheels = load_wheels()
+    return join_code(
+        wheels, {name: compile_program(wheels, source, name, OPTIONS)[0] for name in names}
+    )
+
+
+def compile_cubin(
+    source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
+) -> tuple[bytes, str]:
+    """The cubin of one architecture, and what ptxas says of its kernels (registers, spills ...)."""
+    (number,), source = _arch_numbers([arch]), _with_whole_warps(source)
+    if _choose(compiler) == "nvcc":
+        options = ["--cubin", f"--gpu-architecture=sm_{number}", VERBOSE]
+        return _run_nvcc(source, options, timeout=timeout)
+    return compile_program(load_wheels(), source, f"sm_{number}", (*OPTIONS, VERBOSE))
 
 
 def compile_ptx(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> str:
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
-    (number,), source = _arch_numbers([arch]), _with_whole_warps(source)
+    (number,), source = _arch_numbers([arch]), leave_if_gated(_with_whole_warps(source))
     virtual = f"compute_{number}"
     if _choose(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]
-        return _run_nvcc(source, options, timeout=timeout).decode()
-    return _run_nvrtc(_load_wheels(), source, virtual).rstrip(b"\0").decode()
+        return _run_nvcc(source, options, timeout=timeout)[0].decode()
+    ptx, _ = compile_program(load_wheels(), source, virtual, OPTIONS)
+    return ptx.rstrip(b"\0").decode()
 
 
 def _with_whole_warps(source: str) -> str:
@@ -164,21 +175,6 @@ def export_cuda(
     executable.export_library(str(path), fcompile=fcompile, fpack_imports=pack)
 
 
-def list_cubins(path: Path) -> list[str]:
-    """The architectures with a cubin in `path`: a kernel.so or a bare fatbin; [] if there is none.
-
-    Reads the entries' headers, which stay plain when the code is compressed, so neither a CUDA
-    toolkit nor TVM is asked. PTX entries do not count.
-    """
-    data = Path(path).read_bytes()
-    found: set[int] = set()
-    start = data.find(_FATBIN_MAGIC)
-    while start >= 0:
-        found |= _cubins_at(data, start)
-        start = data.find(_FATBIN_MAGIC, start + 1)
-    return [f"sm_{number}" for number in sorted(found)]
-
-
 # --- choice of the compiler ---
 
 
@@ -208,33 +204,25 @@ def _find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 
-def _find_wheels() -> Path | None:
-    """Folder nvidia/cu13 of NVIDIA's wheels if it has NVRTC, nvFatbin and the headers."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or ():
-        root = Path(folder) / "cu13"
-        if all((root / part).exists() for part in _WHEEL_PARTS):
-            return root
-    return None
-
-
 # --- nvcc ---
 
 
-def _run_nvcc(source: str, options: Sequence[str], *, timeout: float) -> bytes:
-    """What nvcc writes for `source`; nvcc needs the host compiler too, for its preprocessor."""
+def _run_nvcc(source: str, options: Sequence[str], *, timeout: float) -> tuple[bytes, str]:
+    """What nvcc writes for `source`, and what it says.
+
+    nvcc needs the host compiler too, for its preprocessor.
+    """
     nvcc = _find_nvcc()
     if nvcc is None:
         raise ToolMissing("nvcc was asked for and is not on PATH; install a CUDA toolkit")
     with tempfile.TemporaryDirectory(prefix="tvm_qopt-nvcc-") as folder:
         (Path(folder) / "kernel.cu").write_text(source)
         command = [nvcc, *OPTIONS, *options, "--output-file=kernel.out", "kernel.cu"]
-        _run(command, folder=folder, timeout=timeout)
-        return (Path(folder) / "kernel.out").read_bytes()
+        said = _run(command, folder=folder, timeout=timeout)
+        return (Path(folder) / "kernel.out").read_bytes(), said
 
 
-def _run(command: Sequence[str], *, folder: str, timeout: float) -> None:
+def _run(command: Sequence[str], *, folder: str, timeout: float) -> str:
     """Run nvcc and, when it takes too long, end it with the compilers that it has started."""
     with subprocess.Popen(
         command,
@@ -254,82 +242,7 @@ def _run(command: Sequence[str], *, folder: str, timeout: float) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         raise BuildError(f"nvcc failed ({process.returncode}): {' '.join(command)}\n{output}")
-
-
-# --- NVRTC and nvFatbin, from PyPI ---
-
-
-@dataclass(frozen=True)
-class _Wheels:
-    nvrtc: ctypes.CDLL
-    nvfatbin: ctypes.CDLL
-    includes: tuple[Path, ...]
-
-
-def _load_wheels() -> _Wheels:
-    root = _find_wheels()
-    if root is None:
-        raise ToolMissing("NVRTC was asked for and is not installed: pip install 'tvm_qopt[cuda]'")
-    # NVRTC opens its builtins by name, and 13.0 does not look for them beside itself.
-    for builtins in sorted((root / "lib").glob("libnvrtc-builtins.so.13*")):
-        ctypes.CDLL(str(builtins))
-    nvrtc = ctypes.CDLL(str(root / "lib" / "libnvrtc.so.13"))
-    nvfatbin = ctypes.CDLL(str(root / "lib" / "libnvfatbin.so.13"))
-    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
-    nvfatbin.nvFatbinGetErrorString.restype = ctypes.c_char_p
-    return _Wheels(nvrtc, nvfatbin, (root / "include", root / "include" / "cccl"))
-
-
-def _run_nvrtc(wheels: _Wheels, source: str, arch: str) -> bytes:
-    """The cubin of `source` for "sm_NN", its PTX for "compute_NN"."""
-    nvrtc, program = wheels.nvrtc, ctypes.c_void_p()
-    includes = [f"-I{folder}" for folder in wheels.includes]
-    options = [option.encode() for option in (f"-arch={arch}", *OPTIONS, *includes)]
-    create = nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
-    )
-    _check(create, "nvrtcCreateProgram", nvrtc.nvrtcGetErrorString)
-    try:
-        array = (ctypes.c_char_p * len(options))(*options)
-        if nvrtc.nvrtcCompileProgram(program, len(options), array) != 0:
-            log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-            raise BuildError(f"NVRTC failed for {arch}:\n{log.decode(errors='replace')}")
-        if arch.startswith("compute_"):
-            return _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
-        return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _join_cubins(nvfatbin: ctypes.CDLL, cubins: dict[int, bytes]) -> bytes:
-    """One fatbin of the cubins, given by architecture number."""
-    handle, message = ctypes.c_void_p(), nvfatbin.nvFatbinGetErrorString
-    created = nvfatbin.nvFatbinCreate(ctypes.byref(handle), None, ctypes.c_size_t(0))
-    _check(created, "nvFatbinCreate", message)
-    try:
-        for number, cubin in cubins.items():
-            name, size = str(number).encode(), ctypes.c_size_t(len(cubin))
-            added = nvfatbin.nvFatbinAddCubin(handle, cubin, size, name, b"kernel.cubin")
-            _check(added, f"nvFatbinAddCubin for sm_{number}", message)
-        return _fetch(nvfatbin.nvFatbinSize, nvfatbin.nvFatbinGet, handle)
-    finally:
-        nvfatbin.nvFatbinDestroy(ctypes.byref(handle))
-
-
-def _fetch(ask_size: Any, get: Any, handle: ctypes.c_void_p) -> bytes:
-    """The pattern of both libraries: ask for the size, then have a buffer filled."""
-    size = ctypes.c_size_t()
-    if ask_size(handle, ctypes.byref(size)) != 0:
-        raise BuildError(f"{ask_size.__name__} failed")
-    buffer = ctypes.create_string_buffer(size.value)
-    if get(handle, buffer) != 0:
-        raise BuildError(f"{get.__name__} failed")
-    return buffer.raw
-
-
-def _check(result: int, what: str, message: Any) -> None:
-    if result != 0:
-        raise BuildError(f"{what} failed: {message(result).decode()}")
+    return output
 
 
 # --- TVM's packed modules, and fatbins ---
@@ -363,29 +276,3 @@ def _replace_source(blob: bytes, source: bytes, fatbin: bytes) -> bytes:
         )
     launch = module[len(source_format) : len(module) - len(code)]
     return _sized(_PACKED_HEAD + _sized(_sized(b"fatbin") + launch + _sized(fatbin)))
-
-
-# NVIDIA documents no fatbin header. These fields were read off files written by nvcc 13.0 and
-# nvFatbin 13.0 and 13.5: magic, version, header size, size of the entries; then for each entry its
-# kind, version, header size, size, four words on compression and the toolkit, architecture.
-_FATBIN = struct.Struct("<IHHQ")
-_FATBIN_MAGIC = struct.pack("<I", 0xBA55ED50)
-_ENTRY = struct.Struct("<HHIQ12xI")
-_KIND_CUBIN = 2
-
-
-def _cubins_at(data: bytes, start: int) -> set[int]:
-    """Architecture numbers of the cubins in the fatbin at `start`; empty if it is none."""
-    if start + _FATBIN.size > len(data):
-        return set()
-    _, version, header, size = _FATBIN.unpack_from(data, start)
-    position, end = start + header, start + header + size
-    if (version, header) != (1, _FATBIN.size) or end > len(data):
-        return set()
-    found = set()
-    while position + _ENTRY.size <= end:
-        kind, _, entry_header, entry_size, number = _ENTRY.unpack_from(data, position)
-        if kind == _KIND_CUBIN:
-            found.add(number)
-        position += entry_header + entry_size
-    return found

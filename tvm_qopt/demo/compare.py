@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -43,9 +44,10 @@ def _digits(name: str, kernel: Kernel, steps: int, seed: int, tick: Tick) -> Run
 
 
 def _text(name: str, kernel: Kernel, steps: int, seed: int, tick: Tick) -> Run:
-    from tvm_qopt.demo.text import train_text
+    from tvm_qopt.demo.text import CompiledAdamW, train_text
 
-    return train_text(name, kernel, steps=steps, seed=seed, tick=tick)
+    make = partial(CompiledAdamW, kernel=kernel)
+    return train_text(name, make, steps=steps, seed=seed, tick=tick)
 
 
 TASKS: dict[str, Task] = {

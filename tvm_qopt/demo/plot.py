@@ -1,4 +1,4 @@
-"""The figures: loss curves of both optimizers, and of four states on each task."""
+"""The figures: loss curves of both optimizers, of four states on each task, and of peers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tvm_qopt.demo.train import Run
 WINDOW = 25  # steps of the running mean: about an epoch
 COLOURS = ("#d95f02", "#1b6ca8")
 DASHES = ("-", (0, (5, 2)))  # the second does not hide the first
+PEER_DASHES = ("-", "--", "-.", ":")
 STATE_STYLES = (("#444444", "-"), ("#d95f02", "--"), ("#1b6ca8", "-."), ("#2a9d4a", ":"))
 
 
@@ -57,6 +58,32 @@ def plot_comparison(tasks: Mapping[str, Runs], path: Path) -> None:
     grid[0][0].set_ylabel("training loss (cross-entropy)")
     grid[1][0].set_ylabel("gap to float32 state, %")
     figure.savefig(path, dpi=150)
+
+
+def plot_peers(runs: Sequence[Run], path: Path) -> None:
+    """Write a PNG: the loss of the batches; on the right its gap to the first run's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    base = running_mean(runs[0].losses)
+    steps = np.arange(1, len(base) + 1)
+    for i, run in enumerate(runs):
+        style = {"color": f"C{i}", "linestyle": PEER_DASHES[i % len(PEER_DASHES)], "linewidth": 1.2}
+        curve = running_mean(run.losses)
+        per = run.state_bytes / run.parameters
+        left.plot(steps, curve, label=f"{run.name} ({per:.2f} bytes)", **style)
+        right.plot(steps, 100 * (curve / base - 1), **style)
+    left.set(xlabel="step", ylabel="training loss (cross-entropy)")
+    right.set(xlabel="step", ylabel=f"gap to {runs[0].name}, %")
+    left.legend(frameon=False, fontsize="x-small", title="AdamW (state a parameter)")
+    for axes in (left, right):
+        axes.set_xlim(1, max(2, len(steps)))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
 
 
 def _plot_task(runs: Runs, above: Any, below: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tvm_qopt.errors import ShapeMismatch
+from tvm_qopt.errors import DeviceMismatch, ShapeMismatch
 from tvm_qopt.optim.checkpoint import read, tagged
 from tvm_qopt.optim.describe import Description, describe
 from tvm_qopt.optim.engine import Engine
@@ -17,6 +17,7 @@ from tvm_qopt.optim.foreign import kind_of
 from tvm_qopt.optim.foreign.read import read_foreign
 from tvm_qopt.optim.forms import Form
 from tvm_qopt.optim.options import COMMON, check_names, check_options
+from tvm_qopt.optim.shards import largest
 from tvm_qopt.optim.state import COUNT
 from tvm_qopt.runtime.state import read_number
 
@@ -82,11 +83,12 @@ class QoptOptimizer(torch.optim.Optimizer):
         closure: evaluates the model again and returns the loss.
         """
         loss = None
+        _check_not_captured()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
-        if found_inf is not None and read_number("found_inf", found_inf) != 0.0:
+        if found_inf is not None and self._anywhere(read_number("found_inf", found_inf)):
             self.last_step_skipped = True
             return loss
         scale = 1.0 if grad_scale is None else read_number("grad_scale", grad_scale)
@@ -94,6 +96,11 @@ class QoptOptimizer(torch.optim.Optimizer):
             outcome = self._update(self.param_groups, self.state, scale)
         self.last_step_skipped, self.last_grad_norm = outcome.skipped, outcome.grad_norm
         return loss
+
+    def _anywhere(self, found_inf: float) -> bool:
+        """Whether any process that has a part of a parameter here says to skip."""
+        params = (param for group in self.param_groups for param in group["params"])
+        return largest(abs(found_inf), params) != 0.0
 
     def describe(self) -> Description:
         """How each parameter's state is kept and the bytes it takes; print it to see a table."""
@@ -135,3 +142,10 @@ class QoptOptimizer(torch.optim.Optimizer):
         """Forget what is bound: parameters or their states are others now."""
         engine = Engine(self.rule, self.form)
         self._update = torch.compiler.disable(engine.step)  # nothing that torch.compile can trace
+
+
+def _check_not_captured() -> None:
+    """Raise where a CUDA graph records this stream: it would repeat the numbers of one step."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        wanted = "a stream that no CUDA graph captures (the step is counted on the host)"
+        raise DeviceMismatch("step", expected=wanted, got="one that is captured")

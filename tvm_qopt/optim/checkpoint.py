@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tvm_qopt.errors import StateMismatch
+from tvm_qopt.errors import StateMismatch, StateReencoded
 from tvm_qopt.optim.engine import Groups, label_of
 from tvm_qopt.optim.entry import dtype_name
 from tvm_qopt.optim.forms import Form
 from tvm_qopt.optim.layout import Layout
 from tvm_qopt.optim.options import STORAGE, check_options, options_of, spec_of
+from tvm_qopt.optim.shards import is_spread, local_of
+from tvm_qopt.optim.slabs import mark, part_of_state, spread_state
 from tvm_qopt.optim.state import FORMAT, State, checked, format_tensor, format_text
 from tvm_qopt.spec import KernelSpec
 
@@ -41,8 +44,11 @@ def tagged(rule: str, form: Form, groups: Groups, packed: dict[str, Any]) -> dic
     for (number, position, param), index in zip(places(groups), indices, strict=True):
         if states.get(index):
             spec = spec_at(rule, form, groups, number, position)
-            text = format_text(spec, Layout.of(param))
-            states[index] = {**states[index], FORMAT: format_tensor(text)}
+            state = states[index]
+            if is_spread(param):
+                state = spread_state(state, spec, param)
+            text = format_tensor(format_text(spec, Layout.of(local_of(param))))
+            states[index] = {**state, FORMAT: text.to(param.device)}
     return {**packed, "state": states}
 
 
@@ -55,10 +61,17 @@ def read(
     fresh = [_group(group, other) for group, other in zip(groups, saved_groups, strict=True)]
     for group in fresh:
         check_options(rule, form, group)
-    states = {}
+    states, anew = {}, []
     for label, number, position, param, state in saved_states(fresh, saved):
-        spec, layout = spec_at(rule, form, fresh, number, position), Layout.of(param)
-        states[param] = checked(label, state, spec, layout, param.device)
+        spec = spec_at(rule, form, fresh, number, position)
+        found, encoded = part_of_state(label, state, spec, param)
+        layout = Layout.of(local_of(param))
+        states[param] = checked(label, found, spec, layout, param.device)
+        mark(states[param], spec, param)
+        anew += [label] if encoded else []
+    if anew:
+        text = f"state was re-encoded, since its blocks start elsewhere: {', '.join(anew)}"
+        warnings.warn(text, StateReencoded, stacklevel=3)
     return fresh, states
 
 

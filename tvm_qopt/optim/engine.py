@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ from tvm_qopt.optim.clip import GradNorm
 from tvm_qopt.optim.entry import Entry, Held, check_kind, dtype_name, naming
 from tvm_qopt.optim.forms import Form, Options, number_of, settings_of
 from tvm_qopt.optim.options import STORAGE, options_of, spec_of
+from tvm_qopt.optim.shards import add_up, dtensor_class, groups_of, local_as, part_number
+from tvm_qopt.optim.slabs import mark
 from tvm_qopt.optim.state import STEP, check_same_storage, tensors_of
+from tvm_qopt.optim.steady import Steady
 from tvm_qopt.rules import get_rule
 from tvm_qopt.runtime.arrays import target_of, view_of
 from tvm_qopt.runtime.batch import Batch
 from tvm_qopt.runtime.kernel import Kernel
 from tvm_qopt.runtime.store import load_many
-from tvm_qopt.spec import KernelSpec
+from tvm_qopt.spec import RNG, KernelSpec
 
 CLIP_EPS = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
 
@@ -64,7 +68,9 @@ class Lane:
 
     def __init__(self, source: Source, batch: Batch) -> None:
         self.source, self.batch, self.initial = source, batch, source.initial
-        self.names = tuple(t.name for t in tensors_of(batch.kernel.spec))
+        spec = batch.kernel.spec
+        self.names = tuple(t.name for t in tensors_of(spec))
+        self.random = any(t.role == RNG for t in spec.tensors)
 
 
 @dataclass
@@ -78,9 +84,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Fresh:
-    """A parameter that is to be bound.  index: its number in the whole optimizer."""
+    """A parameter that is to be bound.  local: what is stepped, the part of this process (all of
+    it, unless it is a DTensor).  index: its number in the whole optimizer."""
 
     param: torch.Tensor
+    local: torch.Tensor
+    grad: torch.Tensor
     source: Source
     spec: KernelSpec
     label: str
@@ -113,6 +122,7 @@ class Engine:
         self.entries: dict[torch.Tensor, Entry] = {}
         self._sources: dict[Any, Source] = {}
         self._norm = GradNorm()
+        self._steady: Steady | None = None
         self._tick = 0
 
     def step(self, groups: Groups, states: States, grad_scale: float) -> Outcome:
@@ -150,54 +160,62 @@ class Engine:
 
     def _run(self, job: Job) -> bool:
         """Update the parameters of a job; returns whether all of them were."""
-        for entry in job.entries:
-            entry.member.seed(job.lane.source.seed + entry.seed, job.step)
+        lane, entries = job.lane, job.entries
+        if lane.random:
+            for entry in entries:
+                entry.member.seed(lane.source.seed + entry.seed, job.step)
+        for entry in entries:
             entry.state[STEP] = job.step  # ahead of what an interrupt may follow
-        ran = job.lane.batch.step([entry.member for entry in job.entries], job.scalars)
-        for entry, runs in zip(job.entries, ran, strict=True):
+        spread, device = [entry.groups for entry in entries], entries[0].param.device
+        ran = lane.batch.step(
+            [entry.member for entry in entries],
+            job.scalars,
+            reduce=partial(add_up, groups=spread, device=device),
+        )
+        for entry, runs in zip(entries, ran, strict=True):
             if not runs:
                 entry.state[STEP] = job.step - 1
         return all(ran)
 
-    def _collect(self, groups: Groups, states: States, held: Held) -> dict[Lane, list[Entry]]:
+    def _collect(self, groups: Groups, states: States, held: Held) -> Mapping[Lane, list[Entry]]:
         """The parameters that have a gradient, by lane, each reading the gradient of now."""
+        sources, steady = self._sources_of(groups), self._steady
+        params = [param for group in groups for param in group["params"]]
+        if steady is not None and sources == steady.sources and steady.take(params, states):
+            return steady.lanes
         self._tick += 1
         lanes: dict[Lane, list[Entry]] = defaultdict(list)
         fresh = []
-        for number, position, source, param, grad in self._present(groups):
+        for number, position, source, param, local, grad in _present(groups, sources, held):
             entry = self.entries.get(param)
             state = states.get(param)
             if (
                 entry is None
                 or state is None
                 or entry.lane.source is not source
+                or entry.param is not local
                 or not entry.take(state, grad, held)
             ):
-                fresh.append(self._fresh(groups, number, position, source))
+                fresh.append(self._fresh(groups, number, position, source, local, grad))
             elif entry.tick != self._tick:  # listed twice, it is stepped once
                 entry.tick = self._tick
                 lanes[entry.lane].append(entry)
-        for entry in self._bind(fresh, states):
+        for entry, grad in self._bind(fresh, states):
             entry.tick = self._tick
-            entry.take(entry.state, entry.param.grad, held)
+            entry.take(entry.state, grad, held)
             lanes[entry.lane].append(entry)
+        self._steady = Steady.of(sources, params, lanes)
         return lanes
 
-    def _present(
-        self, groups: Groups
-    ) -> Iterator[tuple[int, int, Source, torch.Tensor, torch.Tensor]]:
-        """Every parameter that has a gradient: its place, its options, itself, its gradient."""
+    def _sources_of(self, groups: Groups) -> dict[Any, Source]:
+        """The options of this step: of each group, by number, and of parameters with their own."""
+        found: dict[Any, Source] = {}
         for number, group in enumerate(groups):
-            overrides = group["overrides"]
-            shared = self._source(number, group)
-            for position, param in enumerate(group["params"]):
-                grad = param.grad
-                if grad is None:
-                    continue
-                source = shared
-                if position in overrides:
-                    source = self._source((number, position), {**group, **overrides[position]})
-                yield number, position, source, param, grad
+            found[number] = self._source(number, group)
+            for position, own in group["overrides"].items():
+                key = number, position
+                found[key] = self._source(key, {**group, **own})
+        return found
 
     def _source(self, key: Any, options: Options) -> Source:
         """The source of a group (or parameter), anew where what decides the kernels has changed."""
@@ -207,26 +225,35 @@ class Engine:
         source.refresh(options)
         return source
 
-    def _fresh(self, groups: Groups, number: int, position: int, source: Source) -> Fresh:
+    def _fresh(
+        self,
+        groups: Groups,
+        number: int,
+        position: int,
+        source: Source,
+        local: torch.Tensor,
+        grad: torch.Tensor,
+    ) -> Fresh:
         """What a parameter is to be bound with; raises for what no kernel takes."""
         param = groups[number]["params"][position]
         label = label_of(groups, number, position)
-        check_kind(label, param, param.grad)
+        check_kind(label, local, grad)
         options = options_of(groups[number], position)
-        dtypes = {"param": dtype_name(param.dtype), "grad": dtype_name(param.grad.dtype)}
+        dtypes = {"param": dtype_name(param.dtype), "grad": dtype_name(grad.dtype)}
         try:
             spec = spec_of(self.rule, self.form, options, size=param.numel(), **dtypes)
         except UnsupportedSpec as error:
             raise UnsupportedSpec(f"{label}: {error}") from error
-        index = sum(len(group["params"]) for group in groups[:number]) + position
-        return Fresh(param, source, spec, label, index)
+        sizes = [len(group["params"]) for group in groups]
+        index = sum(sizes[:number]) + position + sum(sizes) * part_number(param)
+        return Fresh(param, local, grad, source, spec, label, index)
 
-    def _bind(self, fresh: Sequence[Fresh], states: States) -> Iterator[Entry]:
+    def _bind(self, fresh: Sequence[Fresh], states: States) -> Iterator[tuple[Entry, torch.Tensor]]:
         """Bind parameters to kernels; what the store lacks is built in one process a target."""
         targets = {each.param.device: "" for each in fresh}
         for each in fresh:
             with naming(each.label):
-                targets[each.param.device] = target_of(view_of("param", each.param))
+                targets[each.param.device] = target_of(view_of("param", each.local))
         kernels: dict[tuple[str, KernelSpec], Kernel] = {}
         for target in sorted(set(targets.values())):
             specs = {each.spec: None for each in fresh if targets[each.param.device] == target}
@@ -240,9 +267,38 @@ class Engine:
             if before is not None and state:
                 check_same_storage(each.label, before.spec, each.spec)
             lane = each.source.lane(kernels[targets[param.device], each.spec], param.device)
-            entry = Entry(param, param.grad, state, lane, label=each.label, seed=each.index)
+            groups = groups_of(each.label, param)
+            entry = Entry(
+                each.local,
+                each.grad,
+                state,
+                lane,
+                label=each.label,
+                seed=each.index,
+                groups=groups,
+            )
+            mark(state, entry.spec, param)
             self.entries[param] = entry
-            yield entry
+            yield entry, each.grad
+
+
+def _present(
+    groups: Groups, sources: Mapping[Any, Source], held: Held
+) -> Iterator[tuple[int, int, Source, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Every parameter that has a gradient: its place, its options, itself, and what of it and its
+    gradient is here."""
+    dtensor = dtensor_class()
+    for number, group in enumerate(groups):
+        for position, param in enumerate(group["params"]):
+            grad = param.grad
+            if grad is None:
+                continue
+            source = sources.get((number, position), sources[number])
+            local = param
+            if dtensor is not None and isinstance(param, dtensor):
+                local, grad = param.to_local(), local_as(grad, param)
+                held.copies.append(grad)
+            yield number, position, source, param, local, grad
 
 
 def _jobs(lane: Lane, entries: Sequence[Entry]) -> list[Job]:

@@ -11,6 +11,7 @@ import torch
 
 from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
 from tvm_qopt.optim.layout import GAPS, ROWS, Layout
+from tvm_qopt.optim.shards import Groups
 from tvm_qopt.optim.state import MASTER, State, adopt, fill, tensors_of
 from tvm_qopt.params import STORAGE
 
@@ -73,18 +74,19 @@ class Entry:
         "_address",
         "_dtype",
         "_end",
-        "_grad_dtype",
         "_master",
-        "_names",
         "_pinned",
         "_plain",
         "_size",
         "_version",
         "grad_address",
+        "grad_dtype",
+        "groups",
         "label",
         "lane",
         "layout",
         "member",
+        "names",
         "norm",
         "param",
         "seed",
@@ -102,8 +104,10 @@ class Entry:
         *,
         label: str,
         seed: int,
+        groups: Groups = (),
     ) -> None:
         self.param, self.label, self.lane, self.state = param, label, lane, state
+        self.groups = groups  # of processes that have the other parts
         self.spec = lane.batch.kernel.spec
         self.seed, self.tick = seed, -1
         self.norm: Member | None = None  # of its gradient, where that is asked for
@@ -111,14 +115,14 @@ class Entry:
         weights = self._weights()
         with naming(label):
             fill(state, lane.batch.kernel, self.layout, weights, lane.initial)
-            self._names = lane.names
+            self.names = lane.names
             given = {
                 t.name: self.layout.flat(state[t.name]) if t.per_element else state[t.name]
                 for t in tensors_of(self.spec)
             }
-            read = self.layout.flat(self.layout.arranged(grad))
+            read = self.layout.flat(self.layout.arranged(grad.resolve_neg()))
             self.member = lane.batch.add({"param": weights, "grad": read, **given})
-        self._size, self._dtype, self._grad_dtype = param.numel(), param.dtype, grad.dtype
+        self._size, self._dtype, self.grad_dtype = param.numel(), param.dtype, grad.dtype
         self._address, self.grad_address = param.data_ptr(), read.data_ptr()
         self._end = self._address + param.numel() * param.itemsize
         self._pinned = self._hash()
@@ -142,7 +146,7 @@ class Entry:
         if (
             param.data_ptr() != self._address
             or param.dtype is not self._dtype
-            or grad.dtype is not self._grad_dtype
+            or grad.dtype is not self.grad_dtype
             or grad.layout is not STRIDED
             or grad.numel() != self._size
             or state is not self.state
@@ -154,7 +158,7 @@ class Entry:
         except KeyError:
             return False
         if self._plain and grad.is_contiguous() and not grad.is_neg():
-            self._read(grad)
+            self.read(grad.data_ptr())
         else:
             self._arrange(grad, held)
         return True
@@ -162,13 +166,13 @@ class Entry:
     def _hash(self) -> int:
         """One number for where all tensors of the state are: it is compared at every step."""
         state = self.state
-        return hash(tuple([state[name].data_ptr() for name in self._names]))
+        return hash(tuple([state[name].data_ptr() for name in self.names]))
 
-    def _read(self, grad: torch.Tensor) -> None:
-        address = grad.data_ptr()
+    def read(self, address: int) -> None:
+        """Have the next step read a gradient that lies as the weights do, at an address."""
         if address == self.grad_address:
             return
-        if self._address < address + self._size * grad.itemsize and address < self._end:
+        if self._address < address + self._size * self.grad_dtype.itemsize and address < self._end:
             wanted, got = "memory of its own", "the memory of the weights"
             raise ShapeMismatch(f"{self.label}: grad", expected=wanted, got=got)
         self.member.place("grad", address)
@@ -178,13 +182,22 @@ class Entry:
         """Read a copy of the gradient where it lies otherwise than the weights; stage weights."""
         arranged = self.layout.arranged(grad.resolve_neg())
         held.copies.append(arranged)
-        self._read(arranged)
-        if self._master is not None and self.param._version != self._version:
+        self.read(arranged.data_ptr())
+        if not self.master_holds:
             adopt(self._weights(), self._master)
         if self.layout.kind == GAPS:
             weights = self._weights()
             held.staged.append((self.param, weights))
             self.member.place("param", weights.data_ptr())
+
+    @property
+    def has_master(self) -> bool:
+        return self._master is not None
+
+    @property
+    def master_holds(self) -> bool:
+        """Whether nobody has written to weights that have a master since the last step."""
+        return self._master is None or self.param._version == self._version
 
     def written(self) -> None:
         """The step is done: what is written to the weights from now on is from outside."""

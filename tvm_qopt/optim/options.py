@@ -30,6 +30,7 @@ COMMON: dict[str, Any] = {
     "foreach": None,
     "fused": None,
     "capturable": False,
+    "differentiable": False,
 }
 """Option -> default, in the order of signatures."""
 
@@ -45,9 +46,11 @@ MEANING = {
     "max_grad_norm": "clip the gradients to this norm of all of them, inside the step",
     "maximize": "go up the gradient",
     "seed": "of the random rounding",
-    "foreach": "there is one way to step; only None is taken",
-    "fused": "there is one way to step; only None is taken",
-    "capturable": "the step is counted on the host; only False is taken",
+    "foreach": "as torch's: None, True or False; every step is of all tensors at once",
+    "fused": "as torch's: None, True or False; every step is fused",
+    "capturable": "as torch's, but for True: the step is counted on the host, and a graph that is "
+    "captured would repeat the numbers of one step",
+    "differentiable": "as torch's, but for True: a step has no gradient",
     "overrides": "parameter -> options of its own",
 }
 
@@ -92,13 +95,10 @@ def spec_of(
 
 def check_options(rule: str, form: Form, options: Options) -> None:
     """Raise, as torch's constructors do, for what is out of range or cannot be done."""
-    for name, only in (("foreach", None), ("fused", None), ("capturable", False)):
-        if options[name] is not only:
-            wanted = f"{only} ({MEANING[name]})"
-            raise HyperOutOfRange(name, expected=wanted, got=repr(options[name]))
     _check_choice("master_weights", options, MASTERS)
     for name in ("bf16_stochastic_round", "maximize"):
         _check_choice(name, options, (False, True))
+    _check_of_torch(options)
     for name in ("min_8bit_size", "seed"):
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
@@ -124,6 +124,16 @@ def _check_settings(options: Options, settings: Options) -> None:
         if name in settings or name in options or name in OF_CALLS:
             where = "an option of its own" if name not in OF_CALLS else "nothing: see Kernel.plan"
             raise HyperOutOfRange("settings", expected=f"for {name} {where}", got=repr(given))
+
+
+def _check_of_torch(options: Options) -> None:
+    """What torch's constructors take: all that changes no result, and no more."""
+    for name in ("foreach", "fused"):
+        _check_choice(name, options, (None, False, True))
+    for name in ("capturable", "differentiable"):
+        if options[name] is not False:
+            wanted = f"False ({MEANING[name].partition('True: ')[2]})"
+            raise HyperOutOfRange(name, expected=wanted, got=repr(options[name]))
 
 
 def _check_choice(name: str, options: Options, choices: Iterable[Any]) -> None:

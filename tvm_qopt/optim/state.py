@@ -51,6 +51,10 @@ def fill(
 ) -> None:
     """Add to a state what the kernel needs and it lacks; param: the weights, contiguous."""
     state.setdefault(STEP, 0)
+    text = format_text(kernel.spec, layout)
+    if FORMAT in state:  # ZeroRedundancyOptimizer puts what it read in the place of the state
+        check_format("state", state, text)
+    state[FORMAT] = format_tensor(text).to(param.device)  # torch saves the entries that are here
     missing = [t for t in tensors_of(kernel.spec) if t.name not in state]
     if not missing:
         return
@@ -123,8 +127,9 @@ def checked(
     The names, dtypes and shapes must be the kernel's and the format must be the same; nothing is
     cast.
     """
-    _check_format(label, saved, format_text(spec, layout))
-    state: State = {STEP: step_of(label, saved)}
+    check_format(label, saved, format_text(spec, layout))
+    text = format_tensor(format_text(spec, layout))
+    state: State = {STEP: step_of(label, saved), FORMAT: text.to(device)}
     wanted = {t.name: t for t in tensors_of(spec)}
     unknown = sorted(map(str, set(saved) - set(wanted) - {STEP, FORMAT}))
     if unknown:
@@ -135,7 +140,8 @@ def checked(
     return state
 
 
-def _check_format(label: str, saved: Mapping[str, Any], wanted: str) -> None:
+def check_format(label: str, saved: Mapping[str, Any], wanted: str) -> None:
+    """Raise where the sentence that was saved is another."""
     stored = saved.get(FORMAT)
     if stored is None:
         got = f"{', '.join(map(str, saved)) or 'nothing'}, which another optimizer saved"

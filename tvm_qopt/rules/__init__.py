@@ -74,6 +74,16 @@ def normal_eps(eps: float) -> float:
     return eps
 
 
+def root_beside(xp: ArrayNamespace, v: Value, eps: Value) -> Value:
+    """sqrt(v) + eps, to the bit.
+
+    A root below half a unit of eps adds nothing.  So none is taken of less than that: the root of a
+    denormal takes a CPU twice as long.
+    """
+    least = eps * 2.0**-26
+    return xp.sqrt(xp.maximum(v, xp.minimum(least, 1.0) * least)) + eps
+
+
 @dataclass(frozen=True)
 class Slot:
     """A state tensor of a rule, by torch's name; a nonnegative one may use unsigned codes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tvm_qopt.rules import EPS, LR, WEIGHT_DECAY, Hyper, Settings, rule
+from tvm_qopt.rules import EPS, LR, WEIGHT_DECAY, Hyper, Settings, root_beside, rule
 from tvm_qopt.xp import ArrayNamespace, Value
 
 
@@ -34,4 +34,4 @@ def adagrad(
     """Adagrad (Duchi et al. 2011, the diagonal form) as torch has it, coupled weight decay."""
     g = xp.bind(g + h.weight_decay * p, "grad_decayed")
     total = xp.bind(s["sum"] + g * g, "sum_new")
-    return p - h.step_size * g / (xp.sqrt(total) + h.eps), {"sum": total}
+    return p - h.step_size * g / root_beside(xp, total, h.eps), {"sum": total}

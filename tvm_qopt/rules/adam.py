@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +17,10 @@ from tvm_qopt.rules import (
     Settings,
     Zeroes,
     normal_eps,
+    root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 ADAM_HYPER = (LR, BETA1, BETA2, EPS, WEIGHT_DECAY)
@@ -50,7 +51,7 @@ def adam_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mappi
     if settings.get("scalars") == "ascend":
         with np.errstate(all="ignore"):  # what float32 cannot hold is refused by the caller
             return _scalars(h, np.float32(step) + np.float32(1), np.float32, settings)
-    return _scalars(h, float(step), float, settings)
+    return _scalars(h, step, lambda x: x, settings)
 
 
 def _scalars(h: Mapping[str, float], t: Any, real: Any, settings: Settings) -> Mapping[str, float]:
@@ -58,7 +59,7 @@ def _scalars(h: Mapping[str, float], t: Any, real: Any, settings: Settings) -> M
     lr, beta1, beta2 = real(h["lr"]), real(h["beta1"]), real(h["beta2"])
     eps, weight_decay = real(h["eps"]), real(h["weight_decay"])
     c1 = one - beta1**t
-    c2 = real(math.sqrt(one - beta2**t))
+    c2 = real(sqrt(one - beta2**t))
     return {
         "beta1": beta1,
         "one_minus_beta1": one - beta1,
@@ -90,7 +91,7 @@ def adam_step(
     if settings["amsgrad"]:
         v = xp.bind(xp.maximum(s["max_exp_avg_sq"], v), "max_exp_avg_sq_new")
         new["max_exp_avg_sq"] = v
-    return h.step_size * m / (xp.sqrt(v) + h.eps), new  # m / eps alone may overflow
+    return h.step_size * m / root_beside(xp, v, h.eps), new  # m / eps alone may overflow
 
 
 @rule(

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tvm_qopt.rules import BETA1, BETA2, LR, WEIGHT_DECAY, Hyper, Settings, normal_eps, rule
+from tvm_qopt.rules import (
+    BETA1,
+    BETA2,
+    LR,
+    WEIGHT_DECAY,
+    Hyper,
+    Settings,
+    normal_eps,
+    root_beside,
+    rule,
+)
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 EPS_FP16 = Hyper("eps", low=1e-35, high=1e30, default=1e-16)
@@ -14,7 +24,7 @@ EPS_FP16 = Hyper("eps", low=1e-35, high=1e30, default=1e-16)
 
 def fp16_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mapping[str, float]:
     """optimized: eps beside the uncorrected root; plain: beside the corrected one, as torch."""
-    c1, c2 = 1 - h["beta1"] ** step, math.sqrt(1 - h["beta2"] ** step)
+    c1, c2 = 1 - h["beta1"] ** step, sqrt(1 - h["beta2"] ** step)
     lr, weight_decay = h["lr"], h["weight_decay"]
     kept = {"decoupled": 1 - lr * weight_decay, "absolute": 1 - weight_decay, "coupled": 1.0}
     return {
@@ -66,5 +76,5 @@ def adam_fp16(
         g = xp.bind(g + h.weight_decay * p, "grad_decayed")
     m = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    update = h.step_size * m / (xp.sqrt(v) + h.eps)
+    update = h.step_size * m / root_beside(xp, v, h.eps)
     return p * h.decay - update, {"exp_avg": m, "exp_avg_sq": v}

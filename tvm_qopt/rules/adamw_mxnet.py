@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tvm_qopt.rules import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, Hyper, Settings, rule
+from tvm_qopt.rules import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, Hyper, Settings, root_beside, rule
 from tvm_qopt.xp import ArrayNamespace, Value
 
 
@@ -50,4 +50,7 @@ def adamw_mxnet(
     """
     m = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    return p * h.decay - h.step_size * m / (xp.sqrt(v) + h.eps), {"exp_avg": m, "exp_avg_sq": v}
+    return p * h.decay - h.step_size * m / root_beside(xp, v, h.eps), {
+        "exp_avg": m,
+        "exp_avg_sq": v,
+    }

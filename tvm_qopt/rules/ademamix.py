@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tvm_qopt.rules import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, Hyper, Settings, normal_eps, rule
+from tvm_qopt.rules import (
+    BETA1,
+    BETA2,
+    EPS,
+    LR,
+    WEIGHT_DECAY,
+    Hyper,
+    Settings,
+    normal_eps,
+    root_beside,
+    rule,
+)
+from tvm_qopt.rules.arithmetic import exp, log, sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 BETA3, ALPHA = Hyper("beta3", high=1.0), Hyper("alpha")
@@ -27,7 +38,7 @@ def ademamix_scalars(h: Mapping[str, float], step: int, settings: Settings) -> M
     if settings["warm_up"]:
         alpha = min(step * alpha / h["t_alpha"], alpha)
         beta3 = min(_warm_beta3(h["beta1"], beta3, step / h["t_beta3"]), beta3)
-    c1, c2 = 1 - h["beta1"] ** step, math.sqrt(1 - h["beta2"] ** step)
+    c1, c2 = 1 - h["beta1"] ** step, sqrt(1 - h["beta2"] ** step)
     return {
         "beta1": h["beta1"],
         "one_minus_beta1": 1 - h["beta1"],
@@ -45,8 +56,9 @@ def ademamix_scalars(h: Mapping[str, float], step: int, settings: Settings) -> M
 def _warm_beta3(beta1: float, beta3: float, part: float) -> float:
     if part >= 1 or beta1 == 0 or beta3 == 0:
         return beta3
-    log1, log3 = math.log(beta1), math.log(beta3)
-    return math.exp(log1 * log3 / ((1 - part) * log3 + part * log1))
+    log1, log3 = log(beta1), log(beta3)
+    warm: float = exp(log1 * log3 / ((1 - part) * log3 + part * log1))
+    return warm
 
 
 @rule(
@@ -80,5 +92,5 @@ def ademamix(
     fast = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     slow = xp.bind(h.beta3 * s["exp_avg_slow"] + h.one_minus_beta3 * g, "exp_avg_slow_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    update = (h.fast_size * fast + h.slow_size * slow) / (xp.sqrt(v) + h.eps)
+    update = (h.fast_size * fast + h.slow_size * slow) / root_beside(xp, v, h.eps)
     return p * h.decay - update, {"exp_avg": fast, "exp_avg_slow": slow, "exp_avg_sq": v}

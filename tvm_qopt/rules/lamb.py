@@ -16,8 +16,10 @@ from tvm_qopt.rules import (
     Norms,
     Settings,
     normal_eps,
+    root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.xp import ArrayNamespace, Value
 
 LOWER_BOUND = Hyper("lower_bound", low=-math.inf, default=-1.0)
@@ -27,7 +29,7 @@ UPPER_BOUND = Hyper("upper_bound", low=-math.inf, default=-1.0)
 def lamb_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mapping[str, float]:
     corrected = settings["bias_correction"]
     c1 = 1 - h["beta1"] ** step if corrected else 1.0
-    c2 = math.sqrt(1 - h["beta2"] ** step) if corrected else 1.0
+    c2 = sqrt(1 - h["beta2"] ** step) if corrected else 1.0
     return {
         "beta1": h["beta1"],
         "one_minus_beta1": 1 - h["beta1"],
@@ -57,7 +59,7 @@ def lamb_direction(
 ) -> tuple[Value, dict[str, Value]]:
     m = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    direction = h.direction_size * m / (xp.sqrt(v) + h.eps) + h.weight_decay * p
+    direction = h.direction_size * m / root_beside(xp, v, h.eps) + h.weight_decay * p
     return xp.bind(direction, "direction"), {"exp_avg": m, "exp_avg_sq": v}
 
 

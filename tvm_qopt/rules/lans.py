@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -16,14 +15,16 @@ from tvm_qopt.rules import (
     Norms,
     Settings,
     normal_eps,
+    root_beside,
     rule,
 )
+from tvm_qopt.rules.arithmetic import sqrt
 from tvm_qopt.rules.lamb import LOWER_BOUND, UPPER_BOUND, bounded, trust_ratio
 from tvm_qopt.xp import ArrayNamespace, Value, clip
 
 
 def lans_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mapping[str, float]:
-    c1, c2 = 1 - h["beta1"] ** step, math.sqrt(1 - h["beta2"] ** step)
+    c1, c2 = 1 - h["beta1"] ** step, sqrt(1 - h["beta2"] ** step)
     return {
         "beta1": h["beta1"],
         "one_minus_beta1": 1 - h["beta1"],
@@ -62,7 +63,7 @@ def lans_directions(
         g = xp.bind(clip(xp, g, getattr(h, CLIP_SCALAR)), "grad_clipped")
     m = xp.bind(h.beta1 * s["exp_avg"] + h.one_minus_beta1 * g, "exp_avg_new")
     v = xp.bind(h.beta2 * s["exp_avg_sq"] + h.one_minus_beta2 * (g * g), "exp_avg_sq_new")
-    divisor = xp.bind(xp.sqrt(v) + h.eps, "divisor")
+    divisor = xp.bind(root_beside(xp, v, h.eps), "divisor")
     decay = xp.bind(h.weight_decay * p, "decay")
     moment = xp.bind(h.moment_size * m / divisor + decay, "moment_direction")
     grad = xp.bind(h.grad_size * g / divisor + decay, "grad_direction")

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tvm_qopt.rules import EPS, LR, MOMENTUM, WEIGHT_DECAY, Hyper, Settings, Zeroes, rule
+from tvm_qopt.rules import (
+    EPS,
+    LR,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    Hyper,
+    Settings,
+    Zeroes,
+    root_beside,
+    rule,
+)
 from tvm_qopt.xp import ArrayNamespace, Value
 
 ALPHA = Hyper("alpha", high=1.0)
@@ -63,7 +73,7 @@ def rmsprop(
         a = xp.bind(h.alpha * s["grad_avg"] + h.one_minus_alpha * g, "grad_avg_new")
         new["grad_avg"] = a
         v = xp.maximum(v - a * a, 0.0)
-    update = g / (xp.sqrt(v) + h.eps)
+    update = g / root_beside(xp, v, h.eps)
     if not settings["momentum"]:
         return p - h.lr * update, new
     buffer = xp.bind(h.momentum * s["momentum_buffer"] + update, "momentum_buffer_new")

@@ -13,6 +13,7 @@ from tvm_qopt.runtime.arrays import (
     CPU,
     CUDA,
     CUDA_HOST,
+    OPENCL,
     ArrayView,
     check_layout,
     copy_from_host,
@@ -23,8 +24,8 @@ from tvm_qopt.runtime.arrays import (
 from tvm_qopt.runtime.state import check_qmap
 from tvm_qopt.spec import CONST, OF_PLAN, RNG, RNG_SCALARS, WORKSPACE, KernelSpec, TensorSpec
 
-DEVICES = {"llvm": (CPU, CUDA_HOST), "cuda": (CUDA,)}
-"""Target kind -> the DLPack devices whose arrays its kernels take."""
+DEVICES = {"llvm": (CPU, CUDA_HOST), "cuda": (CUDA,), "opencl": (OPENCL,)}
+"""Target kind -> the devices whose arrays its kernels take."""
 
 
 def check_arguments(spec: KernelSpec, kind: str, given: Mapping[str, Any]) -> dict[str, ArrayView]:

@@ -1,7 +1,7 @@
 """Arrays of any library, as kernels see them: an address, a shape, a dtype, a device.
 
-NumPy arrays are read directly (NumPy exports no read-only array and no bfloat16 by DLPack), all
-others through DLPack; nothing is copied.
+NumPy arrays are read directly (NumPy exports no read-only array and no bfloat16 by DLPack),
+pyopencl's too, all others through DLPack; nothing is copied.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,18 +19,22 @@ import numpy as np
 
 from tvm_qopt.errors import ArgumentMismatch, DeviceMismatch, DtypeMismatch, ShapeMismatch
 from tvm_qopt.params import load, store
+from tvm_qopt.runtime import opencl
 from tvm_qopt.targets import NATIVE, cuda_target
 from tvm_qopt.xp import NUMPY
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
+CPU, CUDA, CUDA_HOST, OPENCL = 1, 2, 3, 4  # DLDeviceType
 EXPORT_ERRORS = (BufferError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _CODES = {"int": 0, "uint": 1, "float": 2}  # DLDataTypeCode
-DEVICE_NAMES = {CPU: "cpu", CUDA: "cuda", CUDA_HOST: "cuda_host", 4: "opencl", 10: "rocm"}
+DEVICE_NAMES = {CPU: "cpu", CUDA: "cuda", CUDA_HOST: "cuda_host", OPENCL: "opencl", 10: "rocm"}
 
 
 @dataclass(frozen=True)
 class ArrayView:
-    """What an array is, and the array, which it keeps alive."""
+    """What an array is, and the array, which it keeps alive.
+
+    device: DLPack's type and index; for OpenCL in place of the index the handle of the context.
+    """
 
     owner: Any
     address: int
@@ -50,6 +55,8 @@ class ArrayView:
     @property
     def device_name(self) -> str:
         kind, index = self.device
+        if kind == OPENCL:
+            return f"the OpenCL context {index:#x}"
         return f"{DEVICE_NAMES.get(kind, f'device type {kind}')}:{index}"
 
 
@@ -57,9 +64,11 @@ def view_of(name: str, x: Any) -> ArrayView:
     """The view of an argument; raises an ArgumentMismatch that names it."""
     if isinstance(x, np.ndarray):
         return _view_of_numpy(name, x)
+    if opencl.is_opencl(x):
+        return _view_of_opencl(name, x)
     if not hasattr(x, "__dlpack__"):
         raise DtypeMismatch(
-            name, expected="an array (NumPy, torch or DLPack)", got=type(x).__name__
+            name, expected="an array (NumPy, torch, pyopencl or DLPack)", got=type(x).__name__
         )
     if is_torch(x):
         _check_torch(name, x)
@@ -99,6 +108,18 @@ def _view_of_numpy(name: str, x: np.ndarray[Any, Any]) -> ArrayView:
         device=(CPU, 0),
         contiguous=x.flags.c_contiguous,
         writable=x.flags.writeable,
+    )
+
+
+def _view_of_opencl(name: str, x: Any) -> ArrayView:
+    return ArrayView(
+        owner=x,
+        address=opencl.address_of(name, x),
+        shape=x.shape,
+        dtype=x.dtype.name,
+        device=(OPENCL, x.context.int_ptr),
+        contiguous=x.flags.c_contiguous,
+        writable=True,
     )
 
 
@@ -216,10 +237,13 @@ class _Window:
 
 
 def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) -> Any:
-    """A tvm_ffi.Tensor on an array's memory from element `offset` on.
+    """What a kernel takes for an array's memory from element `offset` on: a tvm_ffi.Tensor, or an
+    `opencl.Region`.
 
     It does not keep the array alive: whoever calls a kernel with it does.
     """
+    if view.device[0] == OPENCL:
+        return opencl.Region(view.owner, offset)
     import tvm_ffi
 
     return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
@@ -251,6 +275,9 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) 
             bits = store(NUMPY, np.full(shape, value, np.float32), dtype)
             return np.asarray(bits, np.uint16)
         return np.full(shape, value, dtype)
+    if opencl.is_opencl(like):
+        pattern = full_like(np.empty(0), (1,), dtype, 0 if value is None else value)
+        return opencl.new_array(like, pattern, shape, fill=value is not None)
     if is_torch(like):
         import torch
 
@@ -270,11 +297,31 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) 
     raise DtypeMismatch("param", expected=wanted, got=type(like).__name__)
 
 
+SLICE = 16  # elements: a slice of whatever dtype begins where a vector of 16 bytes may
+
+
+def new_arrays(like: Any, shapes: Sequence[Sequence[int]], dtype: str, value: float) -> list[Any]:
+    """Arrays as `full_like` makes them; more than one are slices of one array."""
+    if len(shapes) == 1:
+        return [full_like(like, shapes[0], dtype, value)]
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = np.cumsum([0, *(-(-size // SLICE) * SLICE for size in sizes)]).tolist()
+    whole = full_like(like, (starts[-1],), dtype, value)
+    return [
+        whole[start : start + size].reshape(tuple(shape))
+        for start, size, shape in zip(starts, sizes, shapes, strict=False)
+    ]
+
+
 def float32_copy(x: Any, dtype: str) -> Any:
     """A float32 copy of a 16-bit array, of its library and on its device."""
     if isinstance(x, np.ndarray):
         bits = x.view(np.uint16)
         return load(NUMPY, bits, "bfloat16" if dtype != "float16" else dtype)
+    if opencl.is_opencl(x):
+        copy = full_like(x, x.shape, "float32", None)
+        opencl.write(copy, float32_copy(x.get(), dtype))
+        return copy
     if hasattr(x, "detach"):
         return x.detach().float().contiguous()
     xp = x.__array_namespace__()
@@ -297,12 +344,26 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
     """Overwrite a small device array made by `full_like` with values from the host."""
     if isinstance(target, np.ndarray):
         target[...] = values
+    elif opencl.is_opencl(target):
+        opencl.write(target, values)
     elif hasattr(target, "copy_"):
         import torch
 
         target.copy_(torch.from_numpy(values), non_blocking=True)
     else:
         target[...] = target.__array_namespace__().asarray(values)
+
+
+@contextmanager
+def on_stream(like: Any, stream: Any) -> Iterator[None]:
+    """Inside, torch copies arrays like this one on a CUDA stream given by its handle."""
+    if stream is None or not is_torch(like) or not like.is_cuda:
+        yield
+        return
+    import torch
+
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device)):
+        yield
 
 
 def current_stream(like: Any, device: int) -> int:
@@ -329,4 +390,6 @@ def target_of(view: ArrayView) -> str:
 
         runtime_libraries("cuda", None)
         return cuda_target(device_arch(index))
-    raise DeviceMismatch("param", expected="an array on cpu or cuda", got=view.device_name)
+    if kind == OPENCL:
+        return "opencl"
+    raise DeviceMismatch("param", expected="an array on cpu, cuda or opencl", got=view.device_name)

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_qopt.runtime.arguments import check_arguments, own_arrays
-from tvm_qopt.runtime.arrays import address_cell, copy_from_host, view_of
+from tvm_qopt.runtime.arrays import OPENCL, address_cell, copy_from_host, is_torch, view_of
 from tvm_qopt.runtime.calls import VECTOR_BYTES, Call, bind, run
 from tvm_qopt.runtime.scalars import Scalars, random_words
 from tvm_qopt.runtime.state import sums_of
+from tvm_qopt.runtime.tables import Tables
 from tvm_qopt.spec import norm_tensor
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Member:
         spec = kernel.spec
         views = check_arguments(spec, kernel.manifest.kind, given)
         self._kernel, self.device = kernel, views["param"].device
+        self.addresses = {n: views[n].address for n, x in given.items() if is_torch(x)}
         self.own = own_arrays(spec, given["param"], views["param"])
         if hyper is not None:
             self.own["hyper"] = hyper
@@ -51,6 +53,8 @@ class Member:
 
     def _cells(self, views: Mapping[str, Any], name: str, index: int) -> list[tuple[Any, int]]:
         """The cells that hold an address, with their distance from the tensor's own."""
+        if self.device[0] == OPENCL:  # where nothing moves
+            return []
         cells = [address_cell(call.arguments[index]) for call in self.calls.update]
         return [(cell, cell.value - views[name].address) for cell in cells]
 
@@ -73,6 +77,7 @@ class Batch:
         self.kernel = kernel
         self._passes, self._scalars = kernel.spec.rule_.norms, Scalars(kernel.spec)
         self._host = np.zeros(len(kernel.spec.scalars), np.float32)
+        self._tables = Tables(kernel.spec.tensors)
         self._shared: Any = None  # the scalars of all members, where no norm makes them differ
 
     def add(self, given: Mapping[str, Any]) -> Member:
@@ -103,7 +108,7 @@ class Batch:
         scalars: list[float],
         *,
         reduce: Callable[[Sums], Sums] = lambda sums: sums,
-        stream: int | None = None,
+        stream: Any = None,
     ) -> list[bool]:
         """Update the members' tensors as `Plan.step` would one by one, to the bit.
 
@@ -121,9 +126,7 @@ class Batch:
         self._run([call for m in ready for call in m.calls.update], members, stream)
         return ran
 
-    def sums(
-        self, members: Sequence[Member], number: int = 0, *, stream: int | None = None
-    ) -> Sums:
+    def sums(self, members: Sequence[Member], number: int = 0, *, stream: Any = None) -> Sums:
         """Run norm pass `number` with the scalars as they are; waits for a GPU."""
         self._run([call for m in members for call in m.calls.norms[number]], members, stream)
         return {
@@ -136,7 +139,7 @@ class Batch:
         members: Sequence[Member],
         scalars: list[float],
         reduce: Callable[[Sums], Sums],
-        stream: int | None,
+        stream: Any,
     ) -> list[bool]:
         """Give each member its scalars; returns which have norms that float32 can hold."""
         own = [list(scalars) for _ in members]
@@ -161,6 +164,8 @@ class Batch:
             self._host[:] = scalars
             copy_from_host(hyper, self._host)
 
-    def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: int | None) -> None:
+    def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: Any) -> None:
         first = members[0]
-        run(calls, first.device, like=first.own["hyper"], keep=members, stream=stream)
+        if first.device[0] == OPENCL:
+            calls = self._tables.merged(calls)
+        run(self.kernel, calls, first.device, like=first.own["hyper"], stream=stream)

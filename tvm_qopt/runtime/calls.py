@@ -8,25 +8,44 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.runtime.arguments import Part, window_of, windows
-from tvm_qopt.runtime.arrays import CUDA, ArrayView, current_stream
-from tvm_qopt.runtime.threads import call_parallel, get_num_threads
+from tvm_qopt.runtime.arrays import CUDA, OPENCL, ArrayView, current_stream
+from tvm_qopt.runtime.ending import enter, leave
+from tvm_qopt.runtime.opencl import Entry, queue_of
+from tvm_qopt.runtime.threads import call_in_turn, call_parallel, get_num_threads
 from tvm_qopt.spec import KernelSpec, norms_entry
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.kernel import Kernel
 
 VECTOR_BYTES = 16  # what `main` needs of every address on a GPU, where there is a `main_any`
+PARALLEL_FROM = 1 << 14
+"""Elements of a tensor that threads share where they are awake, since others of the step call for
+them; `serial_below` of the manifest is how many a whole step must have to wake them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The function for many threads (None where one thread is sooner), that for one, and what they
-    are called with."""
+    """The function for many threads (None where one thread is always sooner), that for one, and
+    what they are called with; on OpenCL the latter is a kernel that has its arguments."""
 
     parallel: Any
     serial: Any
     part: Part
     arguments: tuple[Any, ...]
+    elements: int
+
+    @classmethod
+    def of(
+        cls,
+        parallel: Any,
+        serial: Any,
+        part: Part,
+        arguments: tuple[Any, ...],
+        names: Sequence[str],
+    ) -> Call:
+        if isinstance(serial, Entry):
+            serial = serial.bound(part, dict(zip(names, arguments, strict=True)))
+        return cls(parallel, serial, part, arguments, part.blocks * part.size)
 
     def with_argument(self, index: int, argument: Any) -> Call:
         arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
@@ -54,9 +73,11 @@ class Calls:
 
         def of(calls: list[Call], number: int | None) -> list[Call]:
             entry = kernel.entries[_entry("main_any", number)]
-            full = kernel.spec.block_size
+            full, names = kernel.spec.block_size, [t.name for t in kernel.spec.tensors]
             return [
-                dataclasses.replace(call, serial=entry) if call.part.size == full else call
+                Call.of(None, entry, call.part, call.arguments, names)
+                if call.part.size == full
+                else call
                 for call in calls
             ]
 
@@ -67,6 +88,7 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
     """The calls for arrays that were checked."""
     size, block = views["param"].size, kernel.spec.block_size
     blocks, rest = divmod(size, block)
+    names = [t.name for t in kernel.spec.tensors]
     passes: list[int | None] = [None, *range(len(kernel.spec.rule_.norms))]
     calls: dict[int | None, list[Call]] = {number: [] for number in passes}
     if blocks:
@@ -74,14 +96,14 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
-            parallel, serial = _choose(entries, views, small=size < kernel.manifest.serial_below)
-            calls[number].append(Call(parallel, serial, part, arguments))
+            parallel, serial = _choose(entries, views, small=size < PARALLEL_FROM)
+            calls[number].append(Call.of(parallel, serial, part, arguments, names))
     if rest:
         part = Part(blocks, 1, rest)
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             tail = kernel.entries[_entry("tail", number)]
-            calls[number].append(Call(None, tail, part, arguments))
+            calls[number].append(Call.of(None, tail, part, arguments, names))
     return Calls(calls.pop(None), list(calls.values()))
 
 
@@ -100,38 +122,44 @@ def _choose(
 
 
 def run(
+    kernel: Kernel,
     calls: Sequence[Call],
     device: tuple[int, int],
     *,
     like: Any,
-    keep: object,
-    stream: int | None = None,
+    stream: Any = None,
 ) -> None:
-    """Make calls, of one tensor or of many, in order; on a GPU queue them.
+    """Make calls of a kernel, for one tensor or for many, in order; on a GPU queue them.
 
-    like: an array of the caller's library, whose current stream is the default.  keep: what the
-    calls need alive; it stays so until they are done.
+    like: an array of the caller's library, whose current stream (or queue) is the default.
     """
     if not calls:  # an empty tensor
         return
-    if device[0] == CUDA:
-        _run_on_stream(device, like, calls, stream)
-        return
-    if get_num_threads() == 1 or all(call.parallel is None for call in calls):
-        _call_in_turn(calls)
-    else:
-        call_parallel([(call.parallel or call.serial, call.arguments) for call in calls], keep)
-
-
-def _call_in_turn(calls: Sequence[Call]) -> None:
-    """Make the calls on this thread; Ctrl-C, which comes when one returns, waits for the rest."""
-    rest = iter(calls)
     try:
-        for call in rest:
-            call.serial(*call.arguments)
+        enter()
+        if device[0] == CUDA:
+            _run_on_stream(device, like, calls, stream)
+        elif device[0] == OPENCL:
+            queue = queue_of(like, stream)
+            for call in calls:
+                call.serial.enqueue(queue)
+        else:
+            _run_here(kernel, calls)
     finally:
-        for call in rest:
-            call.serial(*call.arguments)
+        leave()
+
+
+def _run_here(kernel: Kernel, calls: Sequence[Call]) -> None:
+    """Make calls on this thread, with others where the work is worth waking them."""
+    if len(calls) == 1 and calls[0].elements < kernel.manifest.serial_below:
+        calls[0].serial(*calls[0].arguments)
+        return
+    elements = sum([call.elements for call in calls])
+    if elements < kernel.manifest.serial_below or get_num_threads() == 1:
+        call_in_turn([(call.serial, call.arguments) for call in calls])
+    else:
+        functions = [(call.parallel or call.serial, call.arguments) for call in calls]
+        call_parallel(functions, elements)
 
 
 def _run_on_stream(

@@ -1,7 +1,7 @@
-"""What CUDA needs at load and a CPU does not: two libraries, and a cubin for the GPU at hand.
+"""What CUDA needs at load and a CPU does not: two libraries, and code for the GPU at hand.
 
-Artifacts hold machine code only (tvm_qopt.compiler.cuda says why), so nothing here compiles; the
-three functions turn the two ways in which loading can fail into sentences.
+Artifacts hold machine code (tvm_qopt.compiler.cuda says which), so nothing here compiles; the three
+functions turn the two ways in which loading can fail into sentences.
 May import tvm_ffi and layer 0.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import tvm_ffi
 
 from tvm_qopt.errors import ArtifactInvalid, ToolMissing
+from tvm_qopt.targets import runs_on
 
 _KDL_CUDA = 2  # DLDeviceType
 _COMPUTE_VERSION = 4  # TVM's DeviceAttrKind
@@ -42,23 +43,16 @@ def device_arch(index: int) -> str:
 
 
 def check_cubins(archs: Sequence[str], device: str) -> None:
-    """Raise ArtifactInvalid unless one of `archs`, an artifact's cubins, runs on a `device` GPU.
+    """Raise ArtifactInvalid unless one of `archs`, an artifact's code, runs on a `device` GPU.
 
-    A cubin runs on its own major version from its own minor version upwards. Without this check
-    TVM says CUDA_ERROR_NO_BINARY_FOR_GPU, and only when the kernel is first called.
+    Without this check TVM says CUDA_ERROR_NO_BINARY_FOR_GPU, and only when the kernel is first
+    called.
     """
-    major, minor = _version(device)
-    if not any(_version(arch)[0] == major and _version(arch)[1] <= minor for arch in archs):
+    if not any(runs_on(arch, device) for arch in archs):
         raise ArtifactInvalid(
-            f"the artifact has machine code for {', '.join(archs)} and this GPU is {device}; "
+            f"the artifact has code for {', '.join(archs)} and this GPU is {device}; "
             f"build it again with {device} among its architectures"
         )
-
-
-def _version(arch: str) -> tuple[int, int]:
-    """(9, 0) of "sm_90", (12, 1) of "sm_121"."""
-    number = int(arch.removeprefix("sm_"))
-    return number // 10, number % 10
 
 
 def _load(names: Sequence[str]) -> bool:

@@ -12,11 +12,13 @@ import numpy as np
 from tvm_qopt.errors import ArtifactInvalid, DtypeMismatch, ShapeMismatch
 from tvm_qopt.manifest import LIBRARY, MANIFEST, Manifest, sha256_of
 from tvm_qopt.runtime.arguments import DEVICES
-from tvm_qopt.runtime.arrays import float32_copy, full_like, view_of
+from tvm_qopt.runtime.arrays import float32_copy, new_arrays, view_of
 from tvm_qopt.runtime.library import load_module
+from tvm_qopt.runtime.opencl import SourceModule
 from tvm_qopt.runtime.plan import Plan
+from tvm_qopt.runtime.plan_many import PlanMany
 from tvm_qopt.runtime.state import check_qmaps, decode, initial_parts
-from tvm_qopt.spec import BESIDE, COUNTER, STATE, KernelSpec, norms_of
+from tvm_qopt.spec import BESIDE, COUNTER, MANY, STATE, STEP_ENTRIES, KernelSpec, norms_of
 from tvm_qopt.targets import NATIVE, host_features
 from tvm_qopt.version import TVM_VERSION
 
@@ -37,7 +39,11 @@ class Kernel:
             self.entries = {name: module[name] for name in manifest.entries}
         except AttributeError as error:
             raise ArtifactInvalid(f"{folder}: the module lacks an entry point: {error}") from None
-        self.parts = tuple(name for name in manifest.entries if norms_of(name)[0] is None)
+        self.parts = tuple(
+            name
+            for name in manifest.entries
+            if name not in STEP_ENTRIES and not name.endswith(MANY) and norms_of(name)[0] is None
+        )
         lacking = {"main", "tail"} - set(self.parts)
         if lacking:
             raise ArtifactInvalid(f"{folder}: the manifest lacks the entry points {lacking}")
@@ -47,12 +53,7 @@ class Kernel:
         """Check an artifact folder and load it.  Loading runs its code: see `tvm_qopt.load`."""
         manifest = read_manifest(folder)
         check_host(folder, manifest)
-        bundled = folder / BUNDLE
-        path = folder / LIBRARY
-        module = load_module(
-            path, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None
-        )
-        return cls(folder, manifest, module)
+        return cls(folder, manifest, _module_of(folder, manifest))
 
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest.spec} for {self.manifest.target}>"
@@ -69,17 +70,33 @@ class Kernel:
         that is not finite.  With a parameter format also what it keeps beside
         the weights: `param_master` (float32) or `param_low` (uint16), made from `param`.
         """
-        view = view_of("param", param)
-        state = {}
+        return self.init_states([param], initial)[0]
+
+    def init_states(
+        self, params: Sequence[Any], initial: Mapping[str, float] | None = None
+    ) -> list[dict[str, Any]]:
+        """`init_state` of many parameters of one device.
+
+        What begins with one value is a slice of one array for all of them: on a GPU fewer
+        allocations, and on OpenCL what `plan_many` needs to make one launch.
+        """
+        views = [view_of("param", param) for param in params]
+        states: list[dict[str, Any]] = [{} for _ in params]
         start = initial_parts(self.spec, initial or {})
-        for t in self.spec.tensors:
+        for t in self.spec.tensors if params else ():
             if t.name == "param_master":
-                state[t.name] = float32_copy(param, view.dtype)
+                arrays = [
+                    float32_copy(p, view.dtype) for p, view in zip(params, views, strict=True)
+                ]
             elif t.role in (STATE, BESIDE, COUNTER):
-                held = t.held(view.size, self.spec.block_size)
-                shape = view.shape if held is None else held
-                state[t.name] = full_like(param, shape, t.dtype, start.get(t.name, 0))
-        return state
+                held = [t.held(view.size, self.spec.block_size) for view in views]
+                shapes = [h or view.shape for h, view in zip(held, views, strict=True)]
+                arrays = new_arrays(params[0], shapes, t.dtype, start.get(t.name, 0))
+            else:
+                continue
+            for state, array in zip(states, arrays, strict=True):
+                state[t.name] = array
+        return states
 
     def decode_state(
         self, state: Mapping[str, Any], qmap: Mapping[str, Any] | None = None
@@ -104,15 +121,37 @@ class Kernel:
         param: the weights, updated in place.  grad: of the same shape; may be read-only.  state:
         as `init_state` makes it, updated in place.  qmap: slot name -> 256 float32 levels, for
         formats whose map is given at run time.  result: for a rule that writes a tensor of its own
-        in place of the parameter, like `param`.  NumPy arrays, torch tensors or anything that
-        exports DLPack; contiguous, at any element-aligned address, none overlapping another that
-        is written.  A bfloat16 array of NumPy may be ml_dtypes' or its bits as uint16.
+        in place of the parameter, like `param`.  NumPy arrays, torch tensors, anything that
+        exports DLPack, or for OpenCL pyopencl arrays; contiguous, at any element-aligned address,
+        none overlapping another that is written.  A bfloat16 array of NumPy may be ml_dtypes' or
+        its bits as uint16.
 
         The plan keeps these very buffers.  Where torch makes a new gradient each time (its
         zero_grad frees the old one), give it to `Plan.step`.
 
         Raises ShapeMismatch, DtypeMismatch or DeviceMismatch, each naming the argument.
         """
+        return Plan(self, self._arguments(param, grad, state, qmap, result))
+
+    def plan_many(self, tensors: Sequence[Mapping[str, Any]]) -> PlanMany:
+        """Check the arguments of many tensors once and return a call that steps them together.
+
+        tensors: for each the arguments of `plan`, by name.  To the bit what one plan each does.  On
+        a CPU the threads take blocks of all of them in turn.  On OpenCL tensors are one launch
+        where each of their arguments lies in one memory object with the others' (slices of one
+        array; `init_states` makes such states), on CUDA one launch each.
+        """
+        names = ("param", "grad", "state", "qmap", "result")
+        for i, given in enumerate(tensors):
+            for name in given.keys() - set(names):
+                wanted = f"one of {', '.join(names)}"
+                raise ShapeMismatch(f"tensor {i}", expected=wanted, got=f"an argument {name}")
+        return PlanMany(self, [self._arguments(*map(given.get, names)) for given in tensors])
+
+    def _arguments(
+        self, param: Any, grad: Any, state: Any, qmap: Any, result: Any
+    ) -> dict[str, Any]:
+        """The arguments of a plan, by the names of tensors."""
         if not isinstance(state, Mapping):
             raise DtypeMismatch("state", expected="a dict of arrays", got=type(state).__name__)
         given = {"param": param}
@@ -124,7 +163,18 @@ class Kernel:
         given |= {f"{slot}_qmap": levels for slot, levels in maps.items()}
         for name in state.keys() & given.keys():
             raise ShapeMismatch(name, expected="no entry of this name in state", got="one")
-        return Plan(self, {**given, **state})
+        return {**given, **state}
+
+
+def _module_of(folder: Path, manifest: Manifest) -> Any:
+    if manifest.kind == "opencl":
+        files = {launch.source for launch in manifest.launches.values()} & set(manifest.files)
+        sources = {name: (folder / name).read_text(encoding="utf-8") for name in files}
+        return SourceModule(sources, manifest.launches, str(folder))
+    bundled = folder / BUNDLE
+    return load_module(
+        folder / LIBRARY, kind=manifest.kind, bundled=bundled if bundled.is_dir() else None
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_qopt.errors import ArtifactInvalid, ToolMissing
+from tvm_qopt.runtime.threads import attach
 from tvm_qopt.version import FFI_RANGE, FFI_VERSION, TVM_VERSION
 
 _loaded: dict[str, ctypes.CDLL] = {}
@@ -32,15 +33,16 @@ def load_module(path: Path, *, kind: str, bundled: Path | None) -> Any:
         )
     runtime_libraries(kind, bundled)
     try:
-        return tvm_ffi.load_module(path)
+        module = tvm_ffi.load_module(path)
     except (RuntimeError, OSError, ValueError) as error:
         raise ArtifactInvalid(f"{path}: cannot be loaded: {error}") from error
+    if kind == "llvm":
+        attach(path)
+    return module
 
 
 def runtime_libraries(kind: str, bundled: Path | None) -> None:
-    """Load what modules of a kind need: without it their first parallel loop crashes."""
-    # Idle workers sleep at once: spinning takes the processor from the rest of a training step.
-    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+    """Load what modules of a kind need."""
     _load("tvm_runtime", bundled)
     if kind == "cuda":
         from tvm_qopt.runtime.cuda import load_cuda_libraries

@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch
 from tvm_qopt.runtime.arguments import check_argument, check_arguments, own_arrays
-from tvm_qopt.runtime.arrays import copy_from_host, is_torch, version_counter, view_of
+from tvm_qopt.runtime.arrays import copy_from_host, is_torch, on_stream, version_counter, view_of
 from tvm_qopt.runtime.calls import bind, run
+from tvm_qopt.runtime.capturable import CapturableStep, gate_call
+from tvm_qopt.runtime.opencl import is_opencl
 from tvm_qopt.runtime.scalars import Scalars, random_words
 from tvm_qopt.runtime.state import read_number, sums_of
-from tvm_qopt.spec import WORKSPACE, norm_tensor
+from tvm_qopt.spec import GATE, WORKSPACE, norm_tensor
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.kernel import Kernel
@@ -35,9 +37,9 @@ class Plan:
         self._scalars = Scalars(spec)
         views = check_arguments(spec, kernel.manifest.kind, given)
         self.size = views["param"].size
-        self._device = views["param"].device
+        self.device = views["param"].device
         own = own_arrays(spec, given["param"], views["param"])
-        self._own, self._hyper, self._rng = own, own["hyper"], own.get("rng")
+        self.own, self._hyper, self._rng = own, own["hyper"], own.get("rng")
         host = isinstance(self._hyper, np.ndarray)
         self._host_hyper = self._hyper if host else np.zeros(len(spec.scalars), np.float32)
         self.workspace = sum(4 * own[t.name].shape[0] for t in spec.tensors if t.role == WORKSPACE)
@@ -46,8 +48,8 @@ class Plan:
         self._watched = [
             (n, array, views[n].address) for n, array in given.items() if is_torch(array)
         ]
-        self._calls = bind(kernel, views)
-        self._mark_written = version_counter(given["param"])
+        self.calls = bind(kernel, views)
+        self.mark_written = version_counter(given["param"])
 
     def step(
         self,
@@ -59,7 +61,7 @@ class Plan:
         maximize: bool = False,
         seed: int | None = None,
         found_inf: Any = None,
-        stream: int | None = None,
+        stream: Any = None,
         **hyper: float,
     ) -> bool:
         """Run the update once; the arrays of the plan change in place.
@@ -71,12 +73,15 @@ class Plan:
         gradient is divided by it (a loss scale); gnorm_scale: and multiplied by it; maximize: and
         its sign is changed.  seed: of stochastic weights (0 by default), with `step` and the place
         of an element all that its rounding depends on.  found_inf: a number or one-element array;
-        non-zero leaves everything as it is.  stream: the handle of a CUDA stream, the caller's
-        current one by default; the step is queued there, and found_inf is read on the host.
+        non-zero leaves everything as it is.  stream: the handle of a CUDA stream or a pyopencl
+        queue, the caller's current one (that of param) by default; the step is queued there and
+        not waited for.
 
         Returns whether the update ran.  It does not, and nothing changes, where found_inf says so
         and where a norm that the rule needs is beyond float32.  A rule with norms waits for them
-        on the host.  Raises HyperOutOfRange or UnknownName before anything is written.
+        on the host.  A float32 found_inf on a GPU is read there, by a kernel, where the rule has no
+        norms: then the step returns True whatever it says.  Raises HyperOutOfRange or UnknownName
+        before anything is written.
         """
         scalars = self._scalars.of(step, grad_scale, gnorm_scale, hyper)
         if maximize:
@@ -84,21 +89,56 @@ class Plan:
         random = self._random(seed, step)
         if grad is not None:
             self._take_grad(grad)
-        if found_inf is not None and read_number("found_inf", found_inf) != 0.0:
+        calls = self.calls.update
+        if found_inf is not None and self._reads_on_device(found_inf):
+            calls = [gate_call(self.kernel, self._hyper, found_inf), *calls]
+        elif found_inf is not None and read_number("found_inf", found_inf) != 0.0:
             return False
-        self._check_that_memory_stays()
-        self._write(scalars)
-        if random is not None:
-            copy_from_host(self._rng, random)
-        for number in range(len(self._rule.norms)):
-            if not self._scalars.finish(number, self.norms(number, stream=stream), scalars):
-                return False
+        self.check_that_memory_stays()
+        with on_stream(self._hyper, stream):
             self._write(scalars)
-        run(self._calls.update, self._device, like=self._hyper, keep=self, stream=stream)
-        self._mark_written()
+            if random is not None:
+                copy_from_host(self._rng, random)
+            for number in range(len(self._rule.norms)):
+                if not self._scalars.finish(number, self.norms(number, stream=stream), scalars):
+                    return False
+                self._write(scalars)
+        run(self.kernel, calls, self.device, like=self._hyper, stream=stream)
+        self.mark_written()
         return True
 
-    def _check_that_memory_stays(self) -> None:
+    def capturable(
+        self,
+        *,
+        step: int = 0,
+        grad_scale: float = 1.0,
+        gnorm_scale: float = 1.0,
+        maximize: bool = False,
+        seed: int | None = None,
+        found_inf: Any = None,
+        **hyper: float,
+    ) -> CapturableStep:
+        """The steps of this plan with step, hyper-parameters and found_inf on the device.
+
+        step: the number of updates made so far, which the device counts from here.  found_inf: one
+        float32 on the device, read at each step; none by default.  The others as for `step`.
+        Raises UnsupportedSpec on a CPU, for a rule with norms and for one whose scalars cannot be
+        formed on the device.
+        """
+        self.check(step=step + 1, grad_scale=grad_scale, gnorm_scale=gnorm_scale, **hyper)
+        values = {**self._scalars.values, "step": step, "grad_scale": grad_scale}
+        values["gnorm_scale"] = -gnorm_scale if maximize else gnorm_scale
+        return CapturableStep(self, values, self._random(seed, step), found_inf)
+
+    def _reads_on_device(self, found_inf: Any) -> bool:
+        """Whether the device can read found_inf itself."""
+        exported = hasattr(found_inf, "__dlpack__") or is_opencl(found_inf)
+        if GATE not in self.kernel.entries or self._rule.norms or not exported:
+            return False
+        view = view_of("found_inf", found_inf)
+        return (view.device, view.dtype, view.size) == (self.device, "float32", 1)
+
+    def check_that_memory_stays(self) -> None:
         """Raise where torch has moved or freed the storage of a tensor that was planned."""
         for name, tensor, address in self._watched:
             if tensor.data_ptr() != address and self._views[name].size:
@@ -120,9 +160,9 @@ class Plan:
         if after.address == before.address:
             return
         if "main_any" in self.kernel.parts:  # its alignment decides the entry point
-            self._calls = bind(self.kernel, self._views)
+            self.calls = bind(self.kernel, self._views)
         else:
-            self._calls.rebind(spec, "grad", after)
+            self.calls.rebind(spec, "grad", after)
 
     def check(
         self, *, step: int, grad_scale: float = 1.0, gnorm_scale: float = 1.0, **hyper: float
@@ -130,17 +170,18 @@ class Plan:
         """Raise what `step` would raise for these scalars; run nothing."""
         self._scalars.of(step, grad_scale, gnorm_scale, hyper)
 
-    def norms(self, number: int = 0, *, stream: int | None = None) -> Mapping[str, float]:
+    def norms(self, number: int = 0, *, stream: Any = None) -> Mapping[str, float]:
         """Run norm pass `number` alone, with the scalars of the last step: name -> Euclidean norm.
 
         Sums of a block in float32, of the blocks in float64, in one order whatever the threads.
         """
-        calls = self._calls.norms[number]
-        run(calls, self._device, like=self._hyper, keep=self, stream=stream)
-        return {
-            name: math.sqrt(sums_of([self._own[norm_tensor(number, name)]])[0])
-            for name in self._rule.norms[number].names
-        }
+        calls = self.calls.norms[number]
+        run(self.kernel, calls, self.device, like=self._hyper, stream=stream)
+        with on_stream(self._hyper, stream):
+            return {
+                name: math.sqrt(sums_of([self.own[norm_tensor(number, name)]])[0])
+                for name in self._rule.norms[number].names
+            }
 
     def _random(self, seed: int | None, step: int) -> npt.NDArray[np.int32] | None:
         """What the generator starts from; a seed is for specs that have one."""

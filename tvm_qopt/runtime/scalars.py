@@ -27,7 +27,7 @@ class Scalars:
         self._rule, self._settings, self._ranges = spec.rule_, spec.all_settings, spec.hyper
         self._first_step = self._rule.first_step(self._settings)
         self._given: dict[str, float] | None = None
-        self._values: dict[str, float] = {}
+        self.values: dict[str, float] = {}
 
     def of(
         self, step: int, grad_scale: float, gnorm_scale: float, hyper: dict[str, float]
@@ -35,24 +35,29 @@ class Scalars:
         """What the kernel reads, in its order; raises HyperOutOfRange or UnknownName."""
         self._check_step(step)
         # Often the same from step to step.  (Only numbers compare without a surprise.)
-        if any(type(x) is not float for x in hyper.values()) or hyper != self._given:
-            self._values = self._check(hyper)
+        if set(map(type, hyper.values())) != {float} or hyper != self._given:
+            self.values = self._check(hyper)
             self._given = hyper
-        values = self._values
-        factor = GNORM_SCALE.check(gnorm_scale) / GRAD_SCALE.check(grad_scale)
+        values = self.values
+        factor = 1.0
+        scales = grad_scale, gnorm_scale
+        if set(map(type, scales)) != {float} or scales != (1.0, 1.0):
+            factor = GNORM_SCALE.check(gnorm_scale) / GRAD_SCALE.check(grad_scale)
         derived = self._rule.derive(values, step, self._settings)
         scalars = [factor, *(derived.get(name, 0.0) for name in self._rule.scalars)]
         if CLIP_SCALAR in self.names:
             clip = values[CLIP_GRADIENT.name]
             scalars.insert(1, clip if clip >= 0 else NO_CLIP)
-        held = [abs(x) <= FLOAT32_MAX or x == NO_CLIP for x in scalars]
-        if not all(held):
-            where = held.index(False)
-            given = {"grad_scale": grad_scale, "gnorm_scale": gnorm_scale, **values, "step": step}
-            got = ", ".join(f"{name}={value!r}" for name, value in given.items())
-            name = self.names[where]
-            raise HyperOutOfRange(name, expected="a scalar that float32 can hold", got=got)
+        if not sum(map(abs, scalars)) <= FLOAT32_MAX:
+            scaled = {"grad_scale": grad_scale, "gnorm_scale": gnorm_scale}
+            self._check_each(scalars, {**scaled, **values, "step": step})
         return scalars
+
+    def _check_each(self, scalars: list[float], given: Mapping[str, float]) -> None:
+        for name, scalar in zip(self.names, scalars, strict=True):
+            if not abs(scalar) <= FLOAT32_MAX and scalar != NO_CLIP:
+                got = ", ".join(f"{name}={value!r}" for name, value in given.items())
+                raise HyperOutOfRange(name, expected="a scalar that float32 can hold", got=got)
 
     def finish(self, number: int, found: Mapping[str, float], scalars: list[float]) -> bool:
         """Put what norm pass `number` found into the scalars of this step.
@@ -61,7 +66,7 @@ class Scalars:
         """
         if not all(map(math.isfinite, found.values())):
             return False
-        made = self._rule.norms[number].finish(found, self._values, self._settings)
+        made = self._rule.norms[number].finish(found, self.values, self._settings)
         if not all(abs(x) <= FLOAT32_MAX for x in made.values()):
             return False
         for name, value in made.items():

@@ -13,6 +13,7 @@ from tvm_qopt.errors import DtypeMismatch, HyperOutOfRange, ShapeMismatch, Unkno
 from tvm_qopt.formats import StateFormat
 from tvm_qopt.params import load
 from tvm_qopt.rules import Hyper
+from tvm_qopt.runtime.opencl import is_opencl
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.xp import NUMPY
 
@@ -48,6 +49,7 @@ def sums_of(arrays: Sequence[Any]) -> npt.NDArray[np.float64]:
 def read_number(name: str, x: Any) -> float:
     """A number, or the one element of an array (read on the host)."""
     try:
+        x = x.get() if is_opencl(x) else x
         return float(x.item() if hasattr(x, "item") else x + 0.0)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         got = f"{type(x).__name__} of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)

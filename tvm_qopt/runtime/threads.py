@@ -1,35 +1,42 @@
-"""How many threads a step uses, and the one thread that makes parallel calls for all others.
+"""How many threads a step uses, and the pool that its loops run on (compiler/pool.c).
 
-By itself TVM's pool takes half the processors, pins the calling thread and spins after a call.  A
-pool belongs to the thread that made its first parallel call, with as many workers as it was made
-with, and joins them when that thread ends: in a forked child, where they do not exist, a process
-whose main thread owned one would hang at its exit.  So no thread of the user's owns one.
+The pool is native and part of every kernel.so; a process uses that of the first one it loads.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from tvm_qopt.errors import HyperOutOfRange
+from tvm_qopt.errors import ArtifactInvalid, HyperOutOfRange
 
-SHARED = -3  # TVM's affinity mode in which all workers share the given processors: none is pinned
 ENVIRONMENT = "TVM_NUM_THREADS"
-MOST = 4096
+MOST = 1024  # as in pool.c
+LAUNCH = "__TVMBackendParallelLaunch"  # TVM's hook: a kernel's loops go where this points
+TEAM_FROM = 1 << 20
+"""Elements from which torch's threads do a step's work.  They spin for some 5 ms after an operation
+and then keep others off the processor; but once asleep one of them was awaited for up to 6 ms."""
 
 Call = tuple[Any, tuple[Any, ...]]
 """A function and its arguments."""
 
 _requested: int | None = None
+_pool: ctypes.PyDLL | None = None
+_team_is_known = False
+_lock = threading.Lock()
 
 
 def set_num_threads(n: int) -> None:
     """Use n threads in every step from now on, in the whole process.
 
-    The default is TVM_NUM_THREADS where set, else every processor this process may run on.
-    Results are the same bits for any number.
+    The default is TVM_NUM_THREADS where set, else torch's number where torch is loaded, else every
+    processor this process may run on.  Where fewer can be started those do the work.  Results are
+    the same bits for any number.
     """
     global _requested
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST:
@@ -43,7 +50,7 @@ def get_num_threads() -> int:
         return _requested
     given = os.environ.get(ENVIRONMENT)
     if not given:
-        return len(_processors())
+        return min(_torch_threads() or len(os.sched_getaffinity(0)), MOST)
     valid = given.isascii() and given.isdecimal() and len(given) <= len(str(MOST))
     if not valid or not 1 <= int(given) <= MOST:
         wanted = f"an integer from 1 to {MOST}"
@@ -51,111 +58,66 @@ def get_num_threads() -> int:
     return int(given)
 
 
-def call_parallel(calls: Sequence[Call], keep: object) -> None:
+def attach(path: Path) -> None:
+    """Have the loops of the kernel.so at `path`, which is loaded, run on this process's pool.
+
+    Raises ArtifactInvalid where the file is no longer the one that was loaded.
+    """
+    global _pool
+    try:
+        library = ctypes.PyDLL(str(path), os.RTLD_NOLOAD | os.RTLD_NOW)
+        hook = ctypes.c_void_p.in_dll(library, LAUNCH)
+        with _lock:
+            _pool = _pool or library
+            hook.value = ctypes.cast(_pool.qopt_launch, ctypes.c_void_p).value
+    except (OSError, ValueError, AttributeError) as error:
+        raise ArtifactInvalid(f"{path}: has no pool of threads: {error}") from None
+
+
+def call_parallel(calls: Sequence[Call], elements: int) -> None:
     """Make calls whose loops are parallel, all of them even where Ctrl-C comes between.
 
-    keep: what the calls need alive; it stays so until they are done, whatever happens here.
+    elements: how many all calls together update.
     """
-    global _caller
     threads = get_num_threads()
-    with _making:
-        if _caller is None or _caller.capacity < threads:
-            _caller = _Caller(threads)
-        caller = _caller
-    caller.make(calls, threads, keep)
-
-
-class _Caller:
-    """A thread that owns a pool; it takes one job at a time and ends with the process."""
-
-    def __init__(self, threads: int) -> None:
-        self.capacity = max(threads, len(_processors()))
-        _check_that_threads_start(self.capacity)
-        self._turn = threading.Lock()
-        self._ready, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._job: tuple[Sequence[Call], int, object] | None = None
-        self._picked_up = self._finished = True
-        self._error: BaseException | None = None
-        self._in_use = 0
-        threading.Thread(target=self._serve, name="tvm_qopt", daemon=True).start()
-
-    def make(self, calls: Sequence[Call], threads: int, keep: object) -> None:
-        """Have the calls made; an interrupt is raised when they are."""
-        with self._turn:
-            self._error, self._picked_up, self._finished = None, False, False
-            self._job = calls, threads, keep
-            interrupt = None
-            while not self._finished:
-                interrupt = self._await() or interrupt
-            self._job = None
-        if interrupt or self._error:
-            raise interrupt or self._error
-
-    def _await(self) -> BaseException | None:
-        try:
-            if not self._picked_up:
-                self._ready.release()
-            while not self._finished:
-                self._done.acquire(timeout=60)
-        except BaseException as error:  # Ctrl-C: the kernel is running and cannot be stopped
-            return error
-        return None
-
-    def _serve(self) -> None:
-        while True:
-            self._ready.acquire()
-            if self._finished or self._job is None:  # asked twice, by way of an interrupt
-                continue
-            calls, threads, _ = self._job
-            self._picked_up = True
-            try:
-                self._configure(threads)
-                for function, arguments in calls:
-                    function(*arguments)
-            except BaseException as error:  # for the thread that asked
-                self._error = error
-            calls = ()
-            self._finished = True
-            self._done.release()
-
-    def _configure(self, threads: int) -> None:
-        if self._in_use == threads:
-            return
-        import tvm_ffi
-
-        processors = [str(cpu) for cpu in _processors()]
-        shared = [processors[i % len(processors)] for i in range(self.capacity)]
-        tvm_ffi.get_global_func("runtime.config_threadpool")(SHARED, threads, shared)
-        self._in_use = threads
-
-
-def _check_that_threads_start(number: int) -> None:
-    """Raise where this process cannot have so many threads: TVM would abort it."""
-    go, started = threading.Event(), []
+    with_team = elements >= TEAM_FROM and threads == _torch_threads() and _find_team()
+    assert _pool is not None, "kernels are attached as they are loaded"
     try:
-        for _ in range(number):
-            thread = threading.Thread(target=go.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError:
-        wanted = f"at most {len(started)}, which is what this process can start"
-        raise HyperOutOfRange("number of threads", expected=wanted, got=str(number)) from None
+        _pool.qopt_begin(threads, with_team)
+        call_in_turn(calls)
     finally:
-        go.set()
-        for thread in started:
-            thread.join()
+        _pool.qopt_end()
 
 
-def _processors() -> list[int]:
-    return sorted(os.sched_getaffinity(0))
+def call_in_turn(calls: Sequence[Call]) -> None:
+    """Make calls on this thread; Ctrl-C, which comes when one returns, waits for the rest."""
+    rest = iter(calls)
+    try:
+        for function, arguments in rest:
+            function(*arguments)
+    finally:
+        for function, arguments in rest:
+            function(*arguments)
 
 
-def _after_fork() -> None:
-    """A forked child has neither the thread nor its pool, and perhaps a lock that nobody frees."""
-    global _caller, _making
-    _caller, _making = None, threading.Lock()
+def _torch_threads() -> int | None:
+    """The threads of a torch operation, where torch is loaded."""
+    ask: Callable[[], int] | None = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return ask() if ask else None
 
 
-_caller: _Caller | None = None
-_making = threading.Lock()
-os.register_at_fork(after_in_child=_after_fork)
+def _find_team() -> bool:
+    """Tell the pool of torch's own OpenMP library, once; what it has none of it does without."""
+    global _team_is_known
+    if not _team_is_known:
+        assert _pool is not None
+        torch = Path(sys.modules["torch"].__file__ or "")
+        try:
+            library = ctypes.CDLL(
+                str(torch.parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD | os.RTLD_NOW
+            )
+            _pool.qopt_team(library.GOMP_parallel, library.omp_get_thread_num)
+        except (OSError, AttributeError):  # linked otherwise, or built with other threads
+            _pool.qopt_team(None, None)
+        _team_is_known = True
+    return True

@@ -95,7 +95,7 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                         v_i = T.axis.spatial(T.int64(128), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
                         T.reads(hyper[T.int64(1):T.int64(3)], exp_avg_sq_old[v_b, v_i], exp_avg_old[v_b, v_i], grad_scaled[v_b, v_i])
                         T.writes(exp_avg_new[v_b, v_i])
-                        exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(exp_avg_sq_old[v_b, v_i] == T.float32(0.0), T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
+                        exp_avg_new[v_b, v_i] = hyper[T.int64(1)] * T.Select(T.reinterpret("int32", exp_avg_sq_old[v_b, v_i]) & 2147483647 == 0, T.float32(0.0), exp_avg_old[v_b, v_i]) + hyper[T.int64(2)] * grad_scaled[v_b, v_i]
                 for i_1 in T.vectorized(T.int64(64)):
                     with T.sblock("finite_zero"):
                         v_b = T.axis.spatial(nb, b_m_m)
@@ -130,7 +130,7 @@ def main(hyper: T.Buffer((T.int64(9),), "float32", align=4), param: T.Buffer((nb
                         v_i = T.axis.spatial(T.int64(128), i_0_m_0 * T.int64(128) + i_0_m_1 * T.int64(64) + i_1)
                         T.reads(param_old[v_b, v_i], hyper[T.int64(5):T.int64(8)], exp_avg_new[v_b, v_i], exp_avg_sq_new[v_b, v_i])
                         T.writes(param_new[v_b, v_i])
-                        param_new[v_b, v_i] = param_old[v_b, v_i] * hyper[T.int64(7)] - hyper[T.int64(5)] * exp_avg_new[v_b, v_i] / (T.sqrt(exp_avg_sq_new[v_b, v_i]) + hyper[T.int64(6)])
+                        param_new[v_b, v_i] = param_old[v_b, v_i] * hyper[T.int64(7)] - hyper[T.int64(5)] * exp_avg_new[v_b, v_i] / (T.sqrt(T.max(exp_avg_sq_new[v_b, v_i], T.min(hyper[T.int64(6)] * T.float32(1.4901161193847656e-08), T.float32(1.0)) * (hyper[T.int64(6)] * T.float32(1.4901161193847656e-08)))) + hyper[T.int64(6)])
                 for i_1 in T.vectorized(T.int64(64)):
                     with T.sblock("param_out"):
                         v_b = T.axis.spatial(nb, b_m_m)

@@ -1,0 +1,128 @@
+"""Metal and WGSL: their text by structure, and WGSL run where there is a WebGPU adapter (Mesa's
+lavapipe is one on a CPU)."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webgpu_runner
+
+import tvm_qopt
+from tvm_qopt import reference
+from tvm_qopt.compiler.build import build, compile_spec, shaders_of
+from tvm_qopt.errors import ArtifactInvalid, UnsupportedSpec
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import get_target
+
+METAL = ["adamw-dynamic8-b256-p_f32-g_f32", "adamw-fp8-b64-p_bf16-g_bf16", "lion-float16-p_f16"]
+WGSL = "adamw-float32-b256-p_f32-g_f32"
+ENTRIES = ("main", "tail", "main_any")
+
+
+@cache
+def texts_of(name: str, target: str) -> dict[str, str]:
+    spec, preset = KernelSpec.parse(name), get_target(target)
+    return shaders_of(spec, preset)
+
+
+def assert_brackets_match(text: str) -> None:
+    for opening, closing in ("()", "[]", "{}"):
+        assert text.count(opening) == text.count(closing) > 0
+
+
+# --- Metal ---
+
+
+@pytest.mark.parametrize("name", METAL)
+def test_metal_kernels_stand_alone(name: str) -> None:
+    texts = texts_of(name, "metal")
+    assert list(texts) == [f"{entry}_kernel.metal" for entry in ENTRIES]
+    arguments = sorted(t.name for t in KernelSpec.parse(name).tensors)
+    for file, text in texts.items():
+        assert re.findall(r"kernel void (\w+)\(", text) == [file.removesuffix(".metal")]
+        buffers = re.findall(r"device \w+\* (\w+)_ptr \[\[ buffer\((\d+)\) \]\]", text)
+        assert buffers == [(argument, str(i)) for i, argument in enumerate(arguments)]
+        assert "double" not in text and text.count("#include <metal_stdlib>") == 1
+        assert re.match(r"// One threadgroup of \d+ threads for each", text)
+        assert_brackets_match(text)
+        barriers = re.findall(r"threadgroup_barrier\((.*?)\);", text)
+        assert set(barriers) == {"mem_flags::mem_threadgroup | mem_flags::mem_device"}
+
+
+def test_a_metal_artifact_is_text_for_other_programs(tmp_path: Path) -> None:
+    manifest = build(KernelSpec.parse(METAL[2]), get_target("metal"), tmp_path / "metal")
+    assert set(manifest.files) == {f"{entry}_kernel.metal" for entry in ENTRIES}
+    with pytest.raises(ArtifactInvalid, match="built for metal, which the Python runtime does not"):
+        tvm_qopt.load(tmp_path / "metal")
+
+
+# --- WebGPU ---
+
+
+def test_wgsl_kernels_stand_alone() -> None:
+    texts = texts_of(WGSL, "webgpu")
+    assert list(texts) == [f"{entry}_kernel.wgsl" for entry in ENTRIES]
+    arguments = sorted(t.name for t in KernelSpec.parse(WGSL).tensors)
+    for file, text in texts.items():
+        assert re.findall(r"@compute .*\nfn (\w+)\(", text) == [file.removesuffix(".wgsl")]
+        buffers = re.findall(
+            r"@binding\((\d+)\) var<storage, (\w+)> (\w+)_ptr : array<(.32)>", text
+        )
+        assert [name for _, _, name, _ in buffers] == arguments
+        read_only = [name for _, access, name, _ in buffers if access == "read"]
+        assert read_only == ["grad", "hyper"]
+        assert not re.search(r"\b(f64|f16|[iu](8|16|64))\b|-2147483648i", text)
+        assert_brackets_match(text)
+        barriers = text.count("workgroupBarrier();")
+        assert text.count("storageBarrier(); workgroupBarrier();") == barriers > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("adamw-dynamic8", r"exp_avg_codes \(uint8\), exp_avg_sq_codes \(uint8\)"),
+        ("adamw-float32-p_bf16-g_f32", r"param \(bfloat16\)"),
+    ],
+)
+def test_wgsl_stores_no_narrow_numbers(name: str, missing: str) -> None:
+    with pytest.raises(UnsupportedSpec, match=rf"no storage of 8 or 16 bits, which {missing} need"):
+        compile_spec(KernelSpec.parse(name), get_target("webgpu"))
+
+
+@pytest.mark.parametrize("target", ["rocm", "vulkan"])
+def test_a_target_that_tvm_cannot_build_says_what_it_lacks(target: str) -> None:
+    with pytest.raises(UnsupportedSpec, match=f"target {target}: TVM's wheel has no .*opencl"):
+        get_target(target)
+
+
+def test_wgsl_kernels_equal_the_reference() -> None:
+    if why := webgpu_runner.why_missing():
+        pytest.skip(why)
+    spec, texts = KernelSpec.parse(WGSL), texts_of(WGSL, "webgpu")
+    rng = np.random.default_rng(5)
+    hyper = reference.hyper(
+        spec, step=3, lr=1e-3, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1
+    )
+    for entry, groups, size, n in (
+        ("main", 7, 7, 7 * 256),
+        ("main_any", 7, 7, 7 * 256),
+        ("tail", 1, 77, 77),
+    ):
+        arrays = {
+            "hyper": hyper,
+            **{
+                name: rng.normal(size=n).astype(np.float32) for name in ("param", "grad", "exp_avg")
+            },
+            "exp_avg_sq": rng.uniform(0, 1, n).astype(np.float32),
+            "nonfinite_count": np.zeros(groups, np.int32),
+        }
+        got = webgpu_runner.run(texts[f"{entry}_kernel.wgsl"], groups, size, arrays)
+        want = reference.step(spec, arrays)
+        for name in ("param", "exp_avg", "exp_avg_sq"):
+            np.testing.assert_allclose(got[name], want[name], rtol=2e-6, atol=1e-7, err_msg=name)
+            assert not np.array_equal(got[name], arrays[name])
+        assert not got["nonfinite_count"].any()

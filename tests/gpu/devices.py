@@ -1,0 +1,145 @@
+"""What check.py needs of a device: arrays, time and the speed of a copy; CUDA by torch, OpenCL by
+pyopencl (to try the script where there is no GPU)."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Cuda:
+    """The first GPU, by torch."""
+
+    target = "cuda"
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.name = str(torch.cuda.get_device_name(0))
+
+    def put(self, x: Array, dtype: str) -> Any:
+        """A copy on the device; bfloat16 is given as its bits."""
+        bits = x.view(np.int16) if dtype == "bfloat16" else x
+        held = self.torch.from_numpy(bits).cuda()
+        return held.view(self.torch.bfloat16) if dtype == "bfloat16" else held
+
+    def get(self, x: Any) -> Array:
+        bits = x.view(self.torch.int16) if x.dtype == self.torch.bfloat16 else x
+        host: Array = bits.cpu().numpy()
+        return host.view(np.uint16) if x.dtype == self.torch.bfloat16 else host
+
+    def full(self, size: int, dtype: str, value: float) -> Any:
+        return self.torch.full((size,), value, dtype=getattr(self.torch, dtype), device="cuda")
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
+        """The median time of one call of `work` on the device, by events."""
+        torch, times = self.torch, []
+        for _ in range(3):
+            work()
+        for _ in range(rounds):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return statistics.median(times)
+
+    def copy_speed(self, size: int) -> float:
+        """Bytes a second, read and written, of a copy of float32 from one tensor to another."""
+        one, other = self.full(size, "float32", 1.0), self.full(size, "float32", 0.0)
+        return 8 * size / self.seconds(lambda: other.copy_(one))
+
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        """A CUDA graph of `work`, to be called."""
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            work()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def peer_rows(
+        self, layouts: Mapping[str, Sequence[int]], copy: float
+    ) -> Iterator[tuple[str, str, str]]:
+        """torch's fused AdamW, which moves 28 bytes an element, and bitsandbytes' where it is."""
+        makers = {"torch AdamW, fused": (lambda p: self.torch.optim.AdamW(p, fused=True), 28.0)}
+        if importlib.util.find_spec("bitsandbytes"):
+            import bitsandbytes
+
+            makers["bitsandbytes AdamW8bit"] = (bitsandbytes.optim.AdamW8bit, 16.06)
+        for name, (make, bytes_) in makers.items():
+            for words, sizes in layouts.items():
+                params = [self.full(n, "float32", 1.0).requires_grad_() for n in sizes]
+                for param in params:
+                    param.grad = self.full(param.numel(), "float32", 1e-3)
+                took = self.seconds(make(params).step)
+                share = bytes_ * sum(sizes) / took / copy
+                yield name, f"{share:.0%} of the copy", f"{words}: {took * 1e3:.3f} ms"
+                del params
+                self.free()
+
+    def free(self) -> None:
+        self.torch.cuda.empty_cache()
+
+
+class OpenCl:
+    """The first OpenCL device, by pyopencl."""
+
+    target = "opencl"
+
+    def __init__(self) -> None:
+        import pyopencl as cl
+        import pyopencl.array as arrays
+
+        device = next(d for platform in cl.get_platforms() for d in platform.get_devices())
+        self.arrays, self.queue = arrays, cl.CommandQueue(cl.Context([device]))
+        self.name = str(device.name.strip())
+
+    def put(self, x: Array, dtype: str) -> Any:
+        return self.arrays.to_device(self.queue, x)
+
+    def get(self, x: Any) -> Array:
+        host: Array = x.get()
+        return host
+
+    def full(self, size: int, dtype: str, value: float) -> Any:
+        bits = np.array([value], np.float32).view(np.uint32)[0] >> 16
+        kind, fill = ("uint16", bits) if dtype == "bfloat16" else (dtype, value)
+        return self.put(np.full(size, fill, kind), dtype)
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 3) -> float:
+        """The median time of one call of `work`, until the queue is done."""
+        times = []
+        work()
+        for _ in range(rounds):
+            self.queue.finish()
+            start = time.perf_counter()
+            work()
+            self.queue.finish()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    def copy_speed(self, size: int) -> float:
+        import pyopencl as cl
+
+        one, other = self.full(size, "float32", 1.0), self.full(size, "float32", 0.0)
+        data = (other.base_data, one.base_data)
+        return 8 * size / self.seconds(lambda: cl.enqueue_copy(self.queue, *data))
+
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        return work
+
+    def free(self) -> None:
+        self.queue.finish()
+
+
+DEVICES: dict[str, Callable[[], Any]] = {"cuda": Cuda, "opencl": OpenCl}
