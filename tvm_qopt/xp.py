@@ -27,6 +27,8 @@ class ArrayNamespace(Protocol):
 
     permutes: bool
     """Whether `permute` is one instruction."""
+    predicates: bool
+    """Whether an operation under a condition is one instruction: an element is one thread's."""
 
     def bind(self, x: Value, name: str) -> Value:
         """Name a value.  In te it becomes a stage, computed once however often it is used."""
@@ -87,8 +89,10 @@ class NumpyNamespace:
     block_size: needed where 4-bit codes are read and where elements are numbered.
     """
 
-    def __init__(self, block_size: int | None = None, *, permutes: bool = False) -> None:
-        self.block_size, self.permutes = block_size, permutes
+    def __init__(
+        self, block_size: int | None = None, *, permutes: bool = False, predicates: bool = False
+    ) -> None:
+        self.block_size, self.permutes, self.predicates = block_size, permutes, predicates
 
     def bind(self, x: Value, name: str) -> Value:
         return x

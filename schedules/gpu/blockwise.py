@@ -55,26 +55,36 @@ def blockwise(placement: Placement) -> None:
     """A thread block for each quantisation block, eight elements a thread, two sweeps over them.
 
     1. The first sweep copies a thread's elements into registers, four by one load, decodes,
-       updates, and writes the weight; the second scales and encodes.  The new moments stay in
-       registers between the sweeps: every loop over a thread's elements is unrolled.
+       updates, and writes the weight; the second scales, encodes, packs 4-bit codes and writes
+       them.  The new moments stay in registers between the sweeps: every loop over a thread's
+       elements is unrolled.
     2. The maxima and the count go through warp shuffles to shared memory.  TVM puts a barrier
        between the one thread that writes there and those that read, and that barrier also parts
        the reads of the old scales (all threads) from the writes of the new ones (one thread), also
        where a block is one warp and its shuffles need none.  OpenCL needs `register_barrier_fence`.
     3. The scalars of the step and of the block are copied into registers first; what follows from
-       a maximum (its reciprocal) every thread forms for itself.
+       a maximum (its reciprocal) every thread forms for itself.  Run-time maps go to shared memory,
+       where a search meets banks, not cache lines.
 
     At least a warp of threads, so that no shuffle has lanes missing: blocks of 64 have vectors of
-    two elements.  `main_any` is the same without vectors.  The tail has a loop of unknown length in
-    place of the unrolled ones, with a test for each element, and its moments lie in local memory.
+    two elements.  Two codes of a byte are always one thread's.  `main_any` is the same without
+    vectors.  The tail has a loop of unknown length in place of the unrolled ones, with a test for
+    each element, its moments lie in local memory, and it packs in a loop of its own.
 
-    Not timed on a GPU yet; PoCL and Oclgrind run it.  AdamW with dynamic8 by nvcc 13: 59 registers
-    at blocks of 256 for sm_90, 67 at 4096, no spills for sm_75 to sm_120; 188 PTX instructions an
-    element, so arithmetic and not memory may be the limit of the fastest cards.  Tried and dropped:
-    a buffer index with the thread in it (TVM then gives each thread the registers of all).  Weighed
-    only: vectors through the whole of the arithmetic (OpenCL's vector booleans are of another
-    kind); one vector a thread (twice the shuffles an element, and at 256 two warps with barriers
-    between); a code book in shared memory (a search meets one bank as it meets one line).
+    Not timed on a GPU yet; PoCL and Oclgrind run it.  In machine code for sm_90 (nvcc 13), slow
+    paths of roots and divisions included, AdamW takes an element's share of instructions, in
+    float32 and bfloat16: dynamic8 164 and 176 (182 and 196 with the closed forms of the CPU), fp8
+    117 and 129, 4 bits in blocks of 128 155 and 163, float32 state 61; 17 of them are a thread's
+    and a block's, shared by 8 elements, by 4 at 128, by 2 at 64.  No spills; 60 registers at
+    blocks of 256, 79 at 4096.  4.8 TB/s would allow some 96 and 58: arithmetic, not memory, is the
+    limit of the fastest cards.
+    Tried and dropped: a buffer index with the thread in it (TVM then gives each thread the
+    registers of all); several blocks a thread block, one each threadIdx.y (a third more
+    instructions for the last one's test, and TVM leaves out the barriers); eight elements of 16
+    bits by one load as default (0.5 instructions less, but codes then come in halves of 8 bytes).
+    Weighed only: vectors through the whole of the arithmetic (OpenCL's vector booleans are of
+    another kind); tables of levels in shared memory (a block would first have to fill them);
+    shuffles as look-ups, and `redux` for the maxima (no simulator runs them).
     """
     sch, tiling, (reductions,) = placement.sch, _tiling(placement), placement.reductions
     before, after = placement.per_block

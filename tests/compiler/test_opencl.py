@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import opencl_runner
 import pytest
 import tvm_ffi
@@ -126,3 +127,15 @@ def test_source_without_the_fence_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.undo()
         opencl.register_barrier_fence()
     assert tvm_ffi.get_global_func("tvm_callback_opencl_postproc")("x", None) == "x"
+
+
+def test_source_has_every_digit_of_a_constant() -> None:
+    source = build(SPECS[3]).source  # 4/9, a ninth of the lowest decade's steps
+    bits = int(np.float32(4 / 9).view(np.int32))
+    assert f"as_float({bits})" in source and "4.444444e-01f" not in source
+
+
+def test_float16_asks_for_no_extension() -> None:
+    source = build("adamw-dynamic8-b4096-p_f16-g_f16").source
+    assert "vload_half" in source and "vstore_half_rte" in source
+    assert "cl_khr_fp16" not in source and "convert_half" not in source

@@ -112,10 +112,10 @@ SCALE_ULP = 2  # 1 / peak and its product with absmax, each rounded: measured 1.
 SEARCH_ULP = 2  # of x or the level: both distances are rounded to float32, half an ulp each
 
 
-@pytest.fixture(params=[False, True], ids=["closed", "permuted"], autouse=True)
+@pytest.fixture(params=[{}, {"permutes": True}, {"predicates": True}], ids=str, autouse=True)
 def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every law in both forms: closed, and with look-ups among 16 numbers."""
-    monkeypatch.setattr(sys.modules[__name__], "XP", NumpyNamespace(permutes=request.param))
+    """Every law in each form: closed, with look-ups among 16 numbers, with predicates."""
+    monkeypatch.setattr(sys.modules[__name__], "XP", NumpyNamespace(**request.param))
 
 
 def encode(format_: StateFormat, x: F32, qmap: F32 | None = None, **settings: Any) -> Codes:

@@ -27,7 +27,7 @@ from tvm_qopt.compiler.launches import launches_of, with_offsets
 from tvm_qopt.compiler.many import many_of
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
-from tvm_qopt.compiler.realign import element_align, in_place
+from tvm_qopt.compiler.realign import element_align, exact_constants, in_place
 from tvm_qopt.compiler.record import Selection, find
 from tvm_qopt.compiler.schedule import MAIN, TAIL, Choice, apply_schedule, get_schedule
 from tvm_qopt.compiler.shaders import SUFFIX, check_storage, shaders
@@ -90,7 +90,8 @@ def lower(
     norms, part = norms_of(entry)
     short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
     kind, permutes = preset.kind, PERMUTES in preset.features
-    func = define(spec, norms=norms, permutes=permutes, pairs=preset.on_cpu, **short)
+    cpu = preset.on_cpu
+    func = define(spec, norms=norms, permutes=permutes, pairs=cpu, predicates=not cpu, **short)
     func = order_by_pass(func)
     check_stages(func, spec, norms)
     func = element_align(func, lambda itemsize: _alignment(kind, part, itemsize))
@@ -103,6 +104,8 @@ def lower(
     scheduled = placement.sch.mod["main"]
     check_in_place(scheduled)
     final = in_place(scheduled, OUT).with_attr("global_symbol", entry)
+    if kind == "opencl":
+        final = exact_constants(final)
     return Lowered(func, placement.sch, final, placement.choices)
 
 

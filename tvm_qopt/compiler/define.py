@@ -21,6 +21,7 @@ def define(
     block_size: int | None = None,
     permutes: bool = False,
     pairs: bool = False,
+    predicates: bool = False,
 ) -> tirx.PrimFunc:
     """The unscheduled kernel: inputs in the order of spec.tensors, then outputs `<input>_out`.
 
@@ -28,13 +29,13 @@ def define(
     blocks: a fixed number of blocks in place of the symbolic nb (MetaSchedule allocates arguments
     itself).  block_size: spec.block_size, or 0 for a symbolic size (the short last block).
     permutes, pairs: the target has the operations of `compiler.intrinsics`: a look-up among 16
-    numbers; two 4-bit codes a byte.
+    numbers; two 4-bit codes a byte.  predicates: a condition costs it nothing (GPUs).
     Sizes are int64, and with them every index: a tensor may have more than 2^31 elements.
     (create_prim_func's index_dtype_override would also widen the integer arithmetic of formats.)
     """
     nb = te.var("nb", "int64") if blocks is None else tirx.const(blocks, "int64")
     size = te.var("B", "int64") if block_size == 0 else tirx.const(spec.block_size, "int64")
-    xp = TeNamespace(nb, size, permutes=permutes, pairs=pairs)
+    xp = TeNamespace(nb, size, permutes=permutes, pairs=pairs, predicates=predicates)
     placeholders = {t.name: _placeholder(t, nb, size) for t in spec.tensors}
     values = {t.name: _value(xp, spec, t, placeholders[t.name]) for t in spec.tensors}
     if norms is None:

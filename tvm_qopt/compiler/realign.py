@@ -1,4 +1,4 @@
-"""Two edits of a PrimFunc that TVM has no statement mutator for, made on its JSON form.
+"""Edits of a PrimFunc that TVM has no statement mutator for, made on its JSON form.
 
 `element_align` before scheduling lets a kernel take tensors at any element-aligned address;
 `in_place` after scheduling makes each output buffer its input buffer.
@@ -65,6 +65,42 @@ def _name(nodes: Any, param: int) -> str:
 
 def _itemsize(nodes: Any, buffer: Any) -> int:
     return int(np.dtype(nodes[buffer["dtype"]]["data"]["dtype"]).itemsize)
+
+
+def exact_constants(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with each float32 constant that seven digits do not hold given by its bits.
+
+    TVM's OpenCL C has no more digits of a constant, which moves some by 4 units in the last place.
+    """
+    graph = json.loads(tvm.ir.save_json(func))
+    nodes = graph["nodes"]
+    none, word, cast, nothing = range(len(nodes), len(nodes) + 4)
+    shared: list[Any] = [
+        {"type": "None"},
+        {"type": "ir.PrimType", "data": {"span": none, "dtype": "int32"}},
+        {"type": "ir.Op", "data": "tirx.reinterpret"},
+        {"type": "ffi.Array", "data": []},
+    ]
+    constants = [node for node in nodes if _has_more_digits(nodes, node)]
+    nodes += shared
+    for node in constants:
+        bits = int(np.float32(node["data"]["value"]).view(np.int32))
+        value, number, arguments = range(len(nodes), len(nodes) + 3)
+        nodes += [
+            {"type": "int", "data": bits},
+            {"type": "ir.IntImm", "data": {"span": none, "ty": word, "value": value}},
+            {"type": "ffi.Array", "data": [number]},
+        ]
+        call = {"span": none, "ty": node["data"]["ty"], "op": cast, "args": arguments}
+        node["type"], node["data"] = "ir.Call", {**call, "attrs": none, "ty_args": nothing}
+    return tvm.ir.load_json(json.dumps(graph))
+
+
+def _has_more_digits(nodes: Any, node: Any) -> bool:
+    if node["type"] != "ir.FloatImm" or nodes[node["data"]["ty"]]["data"]["dtype"] != "float32":
+        return False
+    value = np.float32(node["data"]["value"])
+    return bool(np.isfinite(value)) and np.float32(f"{value:.6e}") != value
 
 
 def on_stack(module: tvm.IRModule) -> tvm.IRModule:

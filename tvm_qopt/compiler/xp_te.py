@@ -106,9 +106,15 @@ class TeNamespace:
     """The array namespace whose stages are te tensors: (nb, B), or (nb,) for per-block values."""
 
     def __init__(
-        self, nb: Any, block_size: Any, *, permutes: bool = False, pairs: bool = False
+        self,
+        nb: Any,
+        block_size: Any,
+        *,
+        permutes: bool = False,
+        pairs: bool = False,
+        predicates: bool = False,
     ) -> None:
-        self.nb, self.block_size = nb, block_size
+        self.nb, self.block_size, self.predicates = nb, block_size, predicates
         self.permutes, self.pairs = permutes, pairs
         self.odd = not isinstance(block_size, tirx.IntImm)  # a last block of any size
         self.packed_size = packed_size(block_size)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_qopt.formats import StateFormat, register, register_family, sixteen
+from tvm_qopt.formats import StateFormat, conditional, register, register_family, sixteen
 from tvm_qopt.formats.decades import decode, decoding, encode, encoding
 from tvm_qopt.xp import ArrayNamespace, Value
 
@@ -72,6 +72,8 @@ class Dynamic(StateFormat):
         """
         if xp.permutes:
             return self._decode_by_tables(xp, codes, name)
+        if xp.predicates:
+            return conditional.decode(xp, codes, self.decades, self.signed, name)
         offset = xp.cast(codes + (-self._zero if self.signed else 1), "float32")
         offset = xp.bind(offset, f"{name}_offset")
         # twice w in the signed map, so that the low three bits of the exponent are i in both
@@ -121,6 +123,9 @@ class Dynamic(StateFormat):
         """
         if xp.permutes:
             return self._encode_by_tables(xp, x, name)
+        if xp.predicates:
+            ends = self._zero_midpoint, self._top_midpoint
+            return conditional.encode(xp, x, self.decades, self.signed, ends, name)
         y = xp.abs(x) if self.signed else x
         magnitude = y
         most = 2**self.decades if self.signed else 2 ** (self.decades + 1)
