@@ -50,16 +50,19 @@ def adam_scalars(h: Mapping[str, float], step: int, settings: Settings) -> Mappi
     """
     if settings.get("scalars") == "ascend":
         with np.errstate(all="ignore"):  # what float32 cannot hold is refused by the caller
-            return _scalars(h, np.float32(step) + np.float32(1), np.float32, settings)
-    return _scalars(h, step, lambda x: x, settings)
+            one = np.float32(1)
+            narrow: dict[str, Any] = {name: np.float32(value) for name, value in h.items()}
+            c2 = np.float32(sqrt(one - narrow["beta2"] ** (np.float32(step) + one)))
+            return _scalars(narrow, np.float32(step) + one, one, c2, settings)
+    return _scalars(h, step, 1.0, sqrt(1.0 - h["beta2"] ** step), settings)
 
 
-def _scalars(h: Mapping[str, float], t: Any, real: Any, settings: Settings) -> Mapping[str, float]:
-    one = real(1)
-    lr, beta1, beta2 = real(h["lr"]), real(h["beta1"]), real(h["beta2"])
-    eps, weight_decay = real(h["eps"]), real(h["weight_decay"])
+def _scalars(
+    h: Mapping[str, Any], t: Any, one: Any, c2: Any, settings: Settings
+) -> Mapping[str, float]:
+    lr, beta1, beta2 = h["lr"], h["beta1"], h["beta2"]
+    eps, weight_decay = h["eps"], h["weight_decay"]
     c1 = one - beta1**t
-    c2 = real(sqrt(one - beta2**t))
     return {
         "beta1": beta1,
         "one_minus_beta1": one - beta1,

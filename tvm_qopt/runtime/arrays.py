@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,6 +26,7 @@ from tvm_qopt.xp import NUMPY
 CPU, CUDA, CUDA_HOST, OPENCL = 1, 2, 3, 4  # DLDeviceType
 EXPORT_ERRORS = (BufferError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _CODES = {"int": 0, "uint": 1, "float": 2}  # DLDataTypeCode
+_NO_STREAM = nullcontext()
 DEVICE_NAMES = {CPU: "cpu", CUDA: "cuda", CUDA_HOST: "cuda_host", OPENCL: "opencl", 10: "rocm"}
 
 
@@ -354,16 +355,15 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
         target[...] = target.__array_namespace__().asarray(values)
 
 
-@contextmanager
-def on_stream(like: Any, stream: Any) -> Iterator[None]:
+def on_stream(like: Any, stream: Any) -> AbstractContextManager[Any]:
     """Inside, torch copies arrays like this one on a CUDA stream given by its handle."""
     if stream is None or not is_torch(like) or not like.is_cuda:
-        yield
-        return
+        return _NO_STREAM
     import torch
 
-    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device)):
-        yield
+    given = torch.cuda.ExternalStream(stream, device=like.device)
+    made: AbstractContextManager[Any] = torch.cuda.stream(given)
+    return made
 
 
 def current_stream(like: Any, device: int) -> int:

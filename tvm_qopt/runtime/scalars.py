@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from tvm_qopt.spec import CLIP_GRADIENT, GNORM_SCALE, GRAD_SCALE, KernelSpec
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_CLIP = math.inf
+MOST_STEPS = 2**53
 
 
 class Scalars:
@@ -33,7 +35,8 @@ class Scalars:
         self, step: int, grad_scale: float, gnorm_scale: float, hyper: dict[str, float]
     ) -> list[float]:
         """What the kernel reads, in its order; raises HyperOutOfRange or UnknownName."""
-        self._check_step(step)
+        if type(step) is not int or not self._first_step <= step < MOST_STEPS:
+            self._check_step(step)
         # Often the same from step to step.  (Only numbers compare without a surprise.)
         if set(map(type, hyper.values())) != {float} or hyper != self._given:
             self.values = self._check(hyper)
@@ -44,7 +47,7 @@ class Scalars:
         if set(map(type, scales)) != {float} or scales != (1.0, 1.0):
             factor = GNORM_SCALE.check(gnorm_scale) / GRAD_SCALE.check(grad_scale)
         derived = self._rule.derive(values, step, self._settings)
-        scalars = [factor, *(derived.get(name, 0.0) for name in self._rule.scalars)]
+        scalars = [factor, *map(derived.get, self._rule.scalars, repeat(0.0))]
         if CLIP_SCALAR in self.names:
             clip = values[CLIP_GRADIENT.name]
             scalars.insert(1, clip if clip >= 0 else NO_CLIP)
@@ -75,7 +78,7 @@ class Scalars:
 
     def _check_step(self, step: object) -> None:
         valid = isinstance(step, (int, np.integer)) and not isinstance(step, bool)
-        if not valid or not self._first_step <= step < 2**53:  # type: ignore[operator]
+        if not valid or not self._first_step <= step < MOST_STEPS:  # type: ignore[operator]
             wanted = f"an integer from {self._first_step} to 2^53 - 1"
             raise HyperOutOfRange("step", expected=wanted, got=repr(step))
 
