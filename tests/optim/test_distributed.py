@@ -192,7 +192,21 @@ def train_replicas(rank: int, world: int) -> None:
     for model, _ in made:
         for p, q in zip(model.parameters(), alone.parameters(), strict=True):
             assert torch.equal(whole(p), q.detach()), type(model).__name__
+    states_of_others_are_refused(made[2][1])
     resume_zero(rank, zero, made[1][1], alone, other)
+
+
+def states_of_others_are_refused(sharded: Any) -> None:
+    """Where parameters are spread, torch's state comes and goes by way of one process."""
+    with pytest.raises(StateMismatch, match="param: expected a whole parameter"):
+        optim.export_state_dict(sharded, "torch")
+    theirs = torch.optim.AdamW(sharded.param_groups[0]["params"])
+    for p in theirs.param_groups[0]["params"]:
+        p.grad = torch.zeros_like(p)
+    theirs.step()
+    with pytest.raises(StateMismatch, match="parameter 0 of group 0: expected a whole parameter"):
+        optim.from_torch(theirs)
+    sharded.zero_grad()
 
 
 def resume_zero(rank: int, model: nn.Module, zero: Any, alone: nn.Module, other: Any) -> None:

@@ -15,7 +15,8 @@ from tvm_qopt.demo.train import Run
 WINDOW = 25  # steps of the running mean: about an epoch
 COLOURS = ("#d95f02", "#1b6ca8")
 DASHES = ("-", (0, (5, 2)))  # the second does not hide the first
-PEER_DASHES = ("-", "--", "-.", ":")
+PEER_COLOURS = {"torch": "#444444", "bitsandbytes": "#d95f02", "torchao": "#2a9d4a"}
+PEER_DASHES = {"8bit": "--", "4bit": "-.", "Fp8": ":"}  # float32: a line
 STATE_STYLES = (("#444444", "-"), ("#d95f02", "--"), ("#1b6ca8", "-."), ("#2a9d4a", ":"))
 
 
@@ -70,8 +71,10 @@ def plot_peers(runs: Sequence[Run], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     base = running_mean(runs[0].losses)
     steps = np.arange(1, len(base) + 1)
-    for i, run in enumerate(runs):
-        style = {"color": f"C{i}", "linestyle": PEER_DASHES[i % len(PEER_DASHES)], "linewidth": 1.2}
+    for run in runs:
+        colour = PEER_COLOURS.get(run.name.split()[0], "#1b6ca8")
+        dashes = [dash for state, dash in PEER_DASHES.items() if run.name.endswith(state)]
+        style = {"color": colour, "linestyle": [*dashes, "-"][0], "linewidth": 1.2}
         curve = running_mean(run.losses)
         per = run.state_bytes / run.parameters
         left.plot(steps, curve, label=f"{run.name} ({per:.2f} bytes)", **style)

@@ -21,6 +21,7 @@ from tvm_qopt.optim.foreign.moment import (
     stored_text,
 )
 from tvm_qopt.optim.layout import GAPS, Layout
+from tvm_qopt.optim.shards import is_spread
 from tvm_qopt.optim.state import STEP, State, fill
 from tvm_qopt.runtime.arrays import target_of, view_of
 from tvm_qopt.runtime.state import decode
@@ -41,6 +42,7 @@ def placed(
     Codes are taken as they are where levels and blocks are the same; else they are encoded anew,
     and notes has a line more.
     """
+    _check_whole(label, param)
     layout = Layout.of(param)
     state: State = {STEP: step}
     for slot, format_ in spec.slots:
@@ -67,6 +69,12 @@ def placed(
     return state
 
 
+def _check_whole(label: str, param: torch.Tensor) -> None:
+    if is_spread(param):
+        wanted = "a whole parameter: change over before fully_shard, or in one process"
+        raise StateMismatch(label, expected=wanted, got="one that is spread over processes")
+
+
 def _encoded(
     slot: str, values: torch.Tensor, format_: StateFormat, block: int, layout: Layout
 ) -> State:
@@ -91,6 +99,7 @@ def _text(format_: StateFormat, block: int, layout: Layout) -> str:
 
 def moments_of(spec: KernelSpec, state: Mapping[str, torch.Tensor], param: torch.Tensor) -> Moments:
     """What a state of ours holds, in row-major order."""
+    _check_whole("param", param)
     layout, shape = Layout.of(param), tuple(param.shape)
     flat = {name: layout.flat(x) for name, x in state.items() if isinstance(x, torch.Tensor)}
     moments: dict[str, Moment] = {}
