@@ -71,13 +71,12 @@ def blockwise(placement: Placement) -> None:
     vectors.  The tail has a loop of unknown length in place of the unrolled ones, with a test for
     each element, its moments lie in local memory, and it packs in a loop of its own.
 
-    Not timed on a GPU yet; PoCL and Oclgrind run it.  In machine code for sm_90 (nvcc 13), slow
-    paths of roots and divisions included, AdamW takes an element's share of instructions, in
-    float32 and bfloat16: dynamic8 164 and 176 (182 and 196 with the closed forms of the CPU), fp8
-    117 and 129, 4 bits in blocks of 128 155 and 163, float32 state 61; 17 of them are a thread's
-    and a block's, shared by 8 elements, by 4 at 128, by 2 at 64.  No spills; 60 registers at
-    blocks of 256, 79 at 4096.  4.8 TB/s would allow some 96 and 58: arithmetic, not memory, is the
-    limit of the fastest cards.
+    Not timed on a GPU yet; PoCL and Oclgrind run it.  Machine instructions an element of AdamW for
+    sm_90 (nvcc 13), slow paths of roots and divisions left out, float32 and bfloat16: dynamic8 156
+    and 171 (175 and 189 with the closed forms that CPUs take), fp8 110 and 123, 4 bits in blocks of
+    128 146 and 155.  Some 17 of them are a thread's and a block's, shared by 8 elements: 4 share
+    them at 128, 2 at 64.  No spills; 61 registers at blocks of 256, 79 at 4096.  4.8 TB/s would
+    allow some 96 and 58: arithmetic, not memory, is the limit of the fastest cards.
     Tried and dropped: a buffer index with the thread in it (TVM then gives each thread the
     registers of all); several blocks a thread block, one each threadIdx.y (a third more
     instructions for the last one's test, and TVM leaves out the barriers); eight elements of 16

@@ -104,7 +104,7 @@ def lower(
     scheduled = placement.sch.mod["main"]
     check_in_place(scheduled)
     final = in_place(scheduled, OUT).with_attr("global_symbol", entry)
-    if kind == "opencl":
+    if kind not in ("llvm", "cuda"):
         final = exact_constants(final)
     return Lowered(func, placement.sch, final, placement.choices)
 

@@ -70,7 +70,8 @@ def _itemsize(nodes: Any, buffer: Any) -> int:
 def exact_constants(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with each float32 constant that seven digits do not hold given by its bits.
 
-    TVM's OpenCL C has no more digits of a constant, which moves some by 4 units in the last place.
+    The source that TVM writes, but for CUDA, has no more digits of a constant: some are off by 4
+    units in the last place.
     """
     graph = json.loads(tvm.ir.save_json(func))
     nodes = graph["nodes"]

@@ -14,7 +14,7 @@ WHOLE_BITS = 0x4B000000  # of 2^23: with a code in its last bits it is 2^23 + co
 TWICE = 0x4B800000  # of 2^24: 2^24 + 2 code
 ROUNDS = 8999936.0
 """Added to a small number of either sign it rounds to a whole one, which ends in its bits: above
-2^23, a multiple of 256, and of seven digits, since TVM's OpenCL C has no more of a constant."""
+2^23 and below 2^24 with room for a code either way, and a multiple of 256."""
 BELOW = -0.3
 """A midpoint between decades lies 0.2 steps above the upper one's edge, which is at -0.5."""
 
