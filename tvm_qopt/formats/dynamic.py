@@ -72,8 +72,8 @@ class Dynamic(StateFormat):
         """
         if xp.permutes:
             return self._decode_by_tables(xp, codes, name)
-        if xp.predicates:
-            return conditional.decode(xp, codes, self.decades, self.signed, name)
+        if xp.predicates and not self.signed:
+            return conditional.decode(xp, codes, self.decades, name)
         offset = xp.cast(codes + (-self._zero if self.signed else 1), "float32")
         offset = xp.bind(offset, f"{name}_offset")
         # twice w in the signed map, so that the low three bits of the exponent are i in both
