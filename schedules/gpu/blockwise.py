@@ -72,10 +72,10 @@ def blockwise(placement: Placement) -> None:
     each element, its moments lie in local memory, and it packs in a loop of its own.
 
     Not timed on a GPU yet; PoCL and Oclgrind run it.  Machine instructions an element of AdamW for
-    sm_90 (nvcc 13), slow paths of roots and divisions left out, float32 and bfloat16: dynamic8 156
-    and 171 (175 and 189 with the closed forms that CPUs take), fp8 110 and 123, 4 bits in blocks of
-    128 146 and 155.  Some 17 of them are a thread's and a block's, shared by 8 elements: 4 share
-    them at 128, 2 at 64.  No spills; 61 registers at blocks of 256, 79 at 4096.  4.8 TB/s would
+    sm_90 (nvcc 13), slow paths of roots and divisions left out, float32 and bfloat16: dynamic8 165
+    and 180 (175 and 189 with the unsigned map as on CPUs), fp8 110 and 123, 4 bits in blocks of 128
+    156 and 166.  Some 17 of them are a thread's and a block's, shared by 8 elements: 4 share
+    them at 128, 2 at 64.  No spills; 64 registers at blocks of 256.  4.8 TB/s would
     allow some 96 and 58: arithmetic, not memory, is the limit of the fastest cards.
     Tried and dropped: a buffer index with the thread in it (TVM then gives each thread the
     registers of all); several blocks a thread block, one each threadIdx.y (a third more

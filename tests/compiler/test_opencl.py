@@ -42,6 +42,7 @@ SPECS = [
     "lamb_phase1-float16+float32-b64-p_f32-g_f32",
     "lans-4bit-b64-p_bf16-g_bf16",
     "quantize-linear4u-b64-p_f32-g_f32",
+    "quantize-dynamic8s-b256-p_f32-g_f32",
     "dequantize-dynamic4s-b128-p_f16-g_f32",
     "sum_sq-dynamic8-b256-p_bf16-g_f32",
 ]
@@ -130,9 +131,9 @@ def test_source_without_the_fence_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_source_has_every_digit_of_a_constant() -> None:
-    source = build(SPECS[3]).source  # 4/9, a ninth of the lowest decade's steps
-    bits = int(np.float32(4 / 9).view(np.int32))
-    assert f"as_float({bits})" in source and "4.444444e-01f" not in source
+    source = build(SPECS[0]).source  # 128/9, a ninth of the top decade's levels
+    bits = int(np.float32(128 / 9).view(np.int32))
+    assert f"as_float({bits})" in source and "1.422222e+01f" not in source
 
 
 def test_float16_asks_for_no_extension() -> None:

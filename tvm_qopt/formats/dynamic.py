@@ -72,8 +72,8 @@ class Dynamic(StateFormat):
         """
         if xp.permutes:
             return self._decode_by_tables(xp, codes, name)
-        if xp.predicates:
-            return conditional.decode(xp, codes, self.decades, self.signed, name)
+        if xp.predicates and not self.signed:
+            return conditional.decode(xp, codes, self.decades, name)
         offset = xp.cast(codes + (-self._zero if self.signed else 1), "float32")
         offset = xp.bind(offset, f"{name}_offset")
         # twice w in the signed map, so that the low three bits of the exponent are i in both
@@ -123,9 +123,9 @@ class Dynamic(StateFormat):
         """
         if xp.permutes:
             return self._encode_by_tables(xp, x, name)
-        if xp.predicates:
+        if xp.predicates and not self.signed:
             ends = self._zero_midpoint, self._top_midpoint
-            return conditional.encode(xp, x, self.decades, self.signed, ends, name)
+            return conditional.encode(xp, x, self.decades, ends, name)
         y = xp.abs(x) if self.signed else x
         magnitude = y
         most = 2**self.decades if self.signed else 2 ** (self.decades + 1)
