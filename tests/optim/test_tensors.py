@@ -219,6 +219,39 @@ def test_a_gradient_that_becomes_its_weight_is_found() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_memory_that_stays_but_is_another_tensor_is_found(alone: bool) -> None:
+    """Cut or transposed in place, weights begin where they did; a freed gradient is nowhere."""
+
+    def after(change: Any) -> None:
+        p, other = param(20, 20), param(300)
+        base = torch.zeros(600)
+        optimizer = optim.AdamW([p] if alone else [p, other.requires_grad_()])
+        grads(p)
+        if not alone:
+            other.data = base[::2]  # gaps: no step is taken for one like the last
+            grads(other)
+        for _ in range(2):
+            optimizer.step()
+        whole, before = p.data, p.detach().clone()
+        change(p)
+        with pytest.raises((ShapeMismatch, StateMismatch)):
+            optimizer.step()
+        assert torch.equal(whole, before)
+
+    def cut(p: Param) -> None:
+        p.data = p.data[:10]
+
+    def transpose(p: Param) -> None:
+        p.data = p.data.t()
+
+    def free(p: Param) -> None:
+        p.grad.untyped_storage().resize_(0)
+
+    for change in (cut, transpose, free):
+        after(change)
+
+
 def test_torch_is_told_that_weights_were_written() -> None:
     p = param(300)
     optimizer = optim.AdamW8bit([p])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tvm_qopt
-from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch
+from tvm_qopt.errors import DtypeMismatch, HyperOutOfRange, ShapeMismatch
 from tvm_qopt.formats.dynamic import dynamic_map
 from tvm_qopt.runtime.opencl import Bound
 
@@ -177,5 +177,8 @@ def test_what_does_not_fit_is_named(place: Callable[[Array], Any]) -> None:
     shared = [given[0], {**given[1], "param": given[0]["param"]}]
     with pytest.raises(ShapeMismatch, match="param of tensor"):
         kernel.plan_many(shared)
+    assert len(kernel.plan_many(iter(given))) == 2
+    with pytest.raises(DtypeMismatch, match="tensor 0: expected a dict of arguments, got str"):
+        kernel.plan_many(given[0])
     with pytest.raises(ShapeMismatch, match="tensor 1: expected one of param, grad, state"):
         kernel.plan_many([given[0], {**given[1], "gard": 0}])

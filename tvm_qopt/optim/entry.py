@@ -150,6 +150,7 @@ class Entry:
             or grad.layout is not STRIDED
             or grad.numel() != self._size
             or state is not self.state
+            or not self.lies(param)
         ):
             return False
         try:
@@ -163,6 +164,12 @@ class Entry:
             self._arrange(grad, held)
         return True
 
+    def lies(self, param: torch.Tensor) -> bool:
+        """Whether weights at this address are as many and in the order that was bound; those with
+        gaps are copied at every step, in the order of their dimensions."""
+        fits = self.layout.kind == GAPS or self.layout.fits(param)
+        return fits and param.numel() == self._size
+
     def _hash(self) -> int:
         """One number for where all tensors of the state are: it is compared at every step."""
         state = self.state
@@ -172,6 +179,9 @@ class Entry:
         """Have the next step read a gradient that lies as the weights do, at an address."""
         if address == self.grad_address:
             return
+        if not address and self._size:
+            wanted = "memory that holds it"
+            raise ShapeMismatch(f"{self.label}: grad", expected=wanted, got="a freed storage")
         if self._address < address + self._size * self.grad_dtype.itemsize and address < self._end:
             wanted, got = "memory of its own", "the memory of the weights"
             raise ShapeMismatch(f"{self.label}: grad", expected=wanted, got=got)

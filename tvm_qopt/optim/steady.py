@@ -104,6 +104,7 @@ class Steady:
         return (
             list(map(address_of, self._present)) == self._weights
             and list(map(dtype_of, self._present)) == self._dtypes
+            and self._lying(self._present)
             and all(entry.master_holds for entry in self._masters)
         )
 
@@ -111,13 +112,16 @@ class Steady:
         """Whether each gradient is what it was and can be read where it lies."""
         if any(layout is not STRIDED for layout in map(layout_of, grads)):
             return False
-        if self._rows:
-            lying = all(map(is_contiguous, grads))
-        else:
-            lying = all(e.layout.fits(g) for e, g in zip(self._entries, grads, strict=True))
         return (
-            lying
+            self._lying(grads)
             and list(map(dtype_of, grads)) == self._grad_dtypes
-            and list(map(size_of, grads)) == self._sizes
             and not any(map(is_negated, grads))
         )
+
+    def _lying(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether each weight (or gradient) has its elements where those of the state are."""
+        if self._rows:
+            fits = all(map(is_contiguous, tensors))
+        else:
+            fits = all(e.layout.fits(x) for e, x in zip(self._entries, tensors, strict=True))
+        return fits and list(map(size_of, tensors)) == self._sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ class Kernel:
         """
         return Plan(self, self._arguments(param, grad, state, qmap, result))
 
-    def plan_many(self, tensors: Sequence[Mapping[str, Any]]) -> PlanMany:
+    def plan_many(self, tensors: Iterable[Mapping[str, Any]]) -> PlanMany:
         """Check the arguments of many tensors once and return a call that steps them together.
 
         tensors: for each the arguments of `plan`, by name.  To the bit what one plan each does.  On
@@ -141,8 +141,11 @@ class Kernel:
         where each of their arguments lies in one memory object with the others' (slices of one
         array; `init_states` makes such states), on CUDA one launch each.
         """
-        names = ("param", "grad", "state", "qmap", "result")
+        names, tensors = ("param", "grad", "state", "qmap", "result"), list(tensors)
         for i, given in enumerate(tensors):
+            if not isinstance(given, Mapping):
+                wanted = "a dict of arguments"
+                raise DtypeMismatch(f"tensor {i}", expected=wanted, got=type(given).__name__)
             for name in given.keys() - set(names):
                 wanted = f"one of {', '.join(names)}"
                 raise ShapeMismatch(f"tensor {i}", expected=wanted, got=f"an argument {name}")
