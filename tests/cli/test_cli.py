@@ -22,6 +22,7 @@ import tvm_qopt
 from tvm_qopt.cli import report
 from tvm_qopt.cli.app import app
 from tvm_qopt.cli.machine import why_not_here
+from tvm_qopt.manifest import SCHEMA
 from tvm_qopt.runtime.store import store_folder
 from tvm_qopt.targets import PRESETS, get_target
 
@@ -457,8 +458,8 @@ def test_doctor_of_a_crash(tmp_path: Path) -> None:
 def test_doctor_of_missing_tools_and_a_bad_store(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    (store / "1").mkdir(mode=0o777)
-    (store / "1").chmod(0o777)
+    (store / str(SCHEMA)).mkdir(mode=0o777)
+    (store / str(SCHEMA)).chmod(0o777)
     environment: Any = {"PATH": str(tmp_path), "CC": "", "TVM_QOPT_STORE": str(store)}
     checks = checks_of(
         tvm_qopt_in_process("doctor", "--json", TVM_NUM_THREADS="many", **environment)

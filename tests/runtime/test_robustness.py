@@ -18,6 +18,7 @@ import pytest
 import tvm_qopt
 from tvm_qopt import errors
 from tvm_qopt.errors import ArtifactInvalid, QoptError, ShapeMismatch, StoreError
+from tvm_qopt.manifest import SCHEMA
 from tvm_qopt.runtime import store as stores
 
 NAME = "adamw-dynamic8-b256-p_f32-g_f32"
@@ -174,7 +175,7 @@ def test_a_foreign_target_is_refused_before_anything_is_built(
 def test_a_relative_store_is_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TVM_QOPT_STORE", "here")
-    assert stores.store_folder() == tmp_path / "here" / "1"
+    assert stores.store_folder() == tmp_path / "here" / str(SCHEMA)
     monkeypatch.setenv("TVM_QOPT_STORE", "~no-such-user/store")
     with pytest.raises(StoreError, match="TVM_QOPT_STORE"):
         stores.store_folder()

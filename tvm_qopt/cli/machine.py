@@ -24,12 +24,26 @@ def why_not_here(preset: TargetPreset) -> str | None:
     """Why this machine does not run the preset's artifacts; None where it does."""
     if preset.kind == "cuda":
         return _why_not_cuda(preset.archs)
+    if preset.kind == "opencl":
+        return _why_not_opencl()
     if not preset.on_cpu:
         return "for other programs: the Python runtime does not call it"
     if preset.machine != platform.machine():
         return f"this machine is {platform.machine()}"
     missing = sorted(set(preset.features) - host_features())
     return f"this CPU lacks {', '.join(missing)}" if missing else None
+
+
+def _why_not_opencl() -> str | None:
+    try:
+        import pyopencl
+    except ImportError:
+        return "pyopencl is not installed: pip install 'tvm_qopt[opencl]'"
+    try:
+        platforms = pyopencl.get_platforms()
+    except pyopencl.Error:  # the loader knows of no driver
+        platforms = []
+    return None if platforms else "no OpenCL driver here"
 
 
 def _why_not_cuda(archs: Sequence[str]) -> str | None:

@@ -137,10 +137,10 @@ static void wake_below(int k)
 {
     for (int child = 2 * k + 1; child <= 2 * k + 2 && child < pool.threads; ++child) {
         Worker *w = &pool.worker[child];
-        int pending, id = atomic_load(&w->id);
+        int pending, id;
         if (child > pool.workers || sem_getvalue(&w->wake, &pending) || pending)
             continue;
-        if (id)
+        if ((id = atomic_load(&w->id)) && !atomic_load(&w->guided))
             guide(w, id);
         sem_post(&w->wake);
     }
@@ -157,9 +157,11 @@ static void await_call(Worker *w)
         atomic_store(&w->id, (int)syscall(SYS_gettid));
     while (sem_wait(&w->wake))
         ;
-    atomic_store(&w->id, 0);
-    if (atomic_exchange(&w->guided, 0))
+    if (atomic_load(&w->guided)) {
         syscall(SYS_sched_setaffinity, 0, w->mask_size, w->mask);
+        atomic_store(&w->guided, 0); /* after it: who sees 0 sees the whole affinity */
+    }
+    atomic_store(&w->id, 0);
 }
 
 static void *serve(void *number)
