@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -19,7 +20,9 @@ import tvm_qopt
 from tvm_qopt import errors
 from tvm_qopt.errors import ArtifactInvalid, QoptError, ShapeMismatch, StoreError
 from tvm_qopt.manifest import SCHEMA
+from tvm_qopt.runtime import cuda
 from tvm_qopt.runtime import store as stores
+from tvm_qopt.runtime.arrays import CUDA
 
 NAME = "adamw-dynamic8-b256-p_f32-g_f32"
 HYPER: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
@@ -240,3 +243,15 @@ class TestTorch:
         p = torch.ones(300).as_subclass(Mine)
         self.plan(kernel, p, torch.ones(300)).step(step=1, lr=1e-3, **HYPER)
         assert torch.allclose(p, torch.full((300,), 0.999))
+
+
+def test_a_gpu_that_an_artifact_has_no_code_for_is_named(
+    kernel: tvm_qopt.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked when tensors are bound; by itself TVM says CUDA_ERROR_NO_BINARY_FOR_GPU, at a step."""
+    manifest = dataclasses.replace(kernel.manifest, archs=("sm_80", "sm_90"))
+    kernel = tvm_qopt.Kernel(kernel.folder, manifest, kernel.entries)
+    monkeypatch.setattr(cuda, "device_arch", lambda index: ("sm_86", "sm_75")[index])
+    kernel.check_runs_on((CUDA, 0))
+    with pytest.raises(ArtifactInvalid, match="code for sm_80, sm_90 and this GPU is sm_75"):
+        kernel.check_runs_on((CUDA, 1))

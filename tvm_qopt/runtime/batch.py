@@ -39,6 +39,7 @@ class Member:
         spec = kernel.spec
         views = check_arguments(spec, kernel.manifest.kind, given)
         self._kernel, self.device = kernel, views["param"].device
+        kernel.check_runs_on(self.device)
         self.addresses = {n: views[n].address for n, x in given.items() if is_torch(x)}
         self.own = own_arrays(spec, given["param"], views["param"])
         if hyper is not None:

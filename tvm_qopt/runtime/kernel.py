@@ -12,7 +12,7 @@ import numpy as np
 from tvm_qopt.errors import ArtifactInvalid, DtypeMismatch, ShapeMismatch
 from tvm_qopt.manifest import LIBRARY, MANIFEST, Manifest, sha256_of
 from tvm_qopt.runtime.arguments import DEVICES
-from tvm_qopt.runtime.arrays import float32_copy, new_arrays, view_of
+from tvm_qopt.runtime.arrays import CUDA, float32_copy, new_arrays, view_of
 from tvm_qopt.runtime.library import load_module
 from tvm_qopt.runtime.opencl import SourceModule
 from tvm_qopt.runtime.plan import Plan
@@ -57,6 +57,13 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest.spec} for {self.manifest.target}>"
+
+    def check_runs_on(self, device: tuple[int, int]) -> None:
+        """Raise ArtifactInvalid where a GPU (type and number, as DLPack has them) cannot run it."""
+        if device[0] == CUDA:
+            from tvm_qopt.runtime.cuda import check_cubins, device_arch
+
+            check_cubins(self.manifest.archs, device_arch(device[1]))
 
     def init_state(self, param: Any, initial: Mapping[str, float] | None = None) -> dict[str, Any]:
         """The state before the first step, beside `param` (its library and device).

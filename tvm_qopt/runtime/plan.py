@@ -38,6 +38,7 @@ class Plan:
         views = check_arguments(spec, kernel.manifest.kind, given)
         self.size = views["param"].size
         self.device = views["param"].device
+        kernel.check_runs_on(self.device)
         own = own_arrays(spec, given["param"], views["param"])
         self.own, self._hyper, self._rng = own, own["hyper"], own.get("rng")
         host = isinstance(self._hyper, np.ndarray)
