@@ -363,6 +363,12 @@ def test_why_not_here_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no NVIDIA GPU" in str(why_not_here(get_target("cuda-sm90")))
 
 
+def test_opencl_runs_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    why = why_not_here(get_target("opencl"))
+    assert why is not None and "pip install 'tvm_qopt[opencl]'" in why
+
+
 # --- show ---
 
 LOOKS_LIKE: dict[str, Callable[[str], bool]] = {

@@ -6,6 +6,7 @@ import ctypes
 import platform
 from collections.abc import Sequence
 
+from tvm_qopt.errors import ToolMissing
 from tvm_qopt.targets import PRESETS, TargetPreset, cuda_code, host_features, runs_on
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
@@ -35,10 +36,14 @@ def why_not_here(preset: TargetPreset) -> str | None:
 
 
 def _why_not_opencl() -> str | None:
+    from tvm_qopt.runtime.opencl import check_pyopencl
+
     try:
-        import pyopencl
-    except ImportError:
-        return "pyopencl is not installed: pip install 'tvm_qopt[opencl]'"
+        check_pyopencl()
+    except ToolMissing as error:
+        return str(error)
+    import pyopencl
+
     try:
         platforms = pyopencl.get_platforms()
     except pyopencl.Error:  # the loader knows of no driver

@@ -95,10 +95,8 @@ def _count(instructions: Sequence[Mapping[str, Any]]) -> Counts:
     stores = ["128" in parts or "256" in parts for parts in run if parts[0] == "STG"]
     names = [parts[0] for parts in run]
     return Counts(
-        loads_16=sum(loads),
-        loads_narrow=len(loads) - sum(loads),
-        stores_16=sum(stores),
-        stores_narrow=len(stores) - sum(stores),
+        **_by_width("loads", loads),
+        **_by_width("stores", stores),
         shuffles=names.count("SHFL"),
         divisions=names.count("FCHK"),  # asks whether a division needs its slow path
         special=names.count("MUFU"),
@@ -164,10 +162,8 @@ def _count_ptx(body: str) -> Counts:
     stores = [_ptx_bytes(parts) >= 16 for parts in run if parts[:2] == ["st", "global"]]
     names = [parts[0] for parts in run]
     return Counts(
-        loads_16=sum(loads),
-        loads_narrow=len(loads) - sum(loads),
-        stores_16=sum(stores),
-        stores_narrow=len(stores) - sum(stores),
+        **_by_width("loads", loads),
+        **_by_width("stores", stores),
         shuffles=names.count("shfl"),
         divisions=sum(parts[:2] == ["div", "rn"] for parts in run),
         special=sum(name in _PTX_SPECIAL for name in names),
@@ -178,6 +174,11 @@ def _count_ptx(body: str) -> Counts:
         total=len(run),
         seldom=0,
     )
+
+
+def _by_width(name: str, wide: Sequence[bool]) -> dict[str, int]:
+    """Accesses that are 16 bytes wide or not, as the fields of Counts."""
+    return {f"{name}_16": sum(wide), f"{name}_narrow": len(wide) - sum(wide)}
 
 
 def _ptx_bytes(parts: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ Call = tuple[Any, tuple[Any, ...]]
 
 _requested: int | None = None
 _pool: ctypes.PyDLL | None = None
-_team_is_known = False
 _lock = threading.Lock()
 
 
@@ -80,8 +80,10 @@ def call_parallel(calls: Sequence[Call], elements: int) -> None:
     elements: how many all calls together update.
     """
     threads = get_num_threads()
-    with_team = elements >= TEAM_FROM and threads == _torch_threads() and _find_team()
+    with_team = elements >= TEAM_FROM and threads == _torch_threads()
     assert _pool is not None, "kernels are attached as they are loaded"
+    if with_team:
+        _offer_team(_pool)
     try:
         _pool.qopt_begin(threads, with_team)
         call_in_turn(calls)
@@ -106,18 +108,14 @@ def _torch_threads() -> int | None:
     return ask() if ask else None
 
 
-def _find_team() -> bool:
-    """Tell the pool of torch's own OpenMP library, once; what it has none of it does without."""
-    global _team_is_known
-    if not _team_is_known:
-        assert _pool is not None
-        torch = Path(sys.modules["torch"].__file__ or "")
-        try:
-            library = ctypes.CDLL(
-                str(torch.parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD | os.RTLD_NOW
-            )
-            _pool.qopt_team(library.GOMP_parallel, library.omp_get_thread_num)
-        except (OSError, AttributeError):  # linked otherwise, or built with other threads
-            _pool.qopt_team(None, None)
-        _team_is_known = True
-    return True
+@cache
+def _offer_team(pool: ctypes.PyDLL) -> None:
+    """Tell a pool of torch's own OpenMP library; where there is none it does without."""
+    torch = Path(sys.modules["torch"].__file__ or "")
+    try:
+        library = ctypes.CDLL(
+            str(torch.parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD | os.RTLD_NOW
+        )
+        pool.qopt_team(library.GOMP_parallel, library.omp_get_thread_num)
+    except (OSError, AttributeError):  # linked otherwise, or built with other threads
+        return
