@@ -91,8 +91,10 @@ def _finite(
     """
     sign = xp.reinterpret(getattr(a["hyper"], GRADIENT_SCALAR), "int32") & SIGN
     zero, narrow = xp.reinterpret(sign, "float32"), []
-    total: Value = zero
-    for value in (*grads, *new.values()):
+    values = [*grads, *new.values()]
+    # as CPUs have it, or without the zero to begin with, which would lie in a register of its own
+    total: Value = values.pop(0) * zero if values and xp.predicates else zero
+    for value in values:
         total = value * zero + total
     for slot, format_ in spec.slots if new else ():
         if format_.dtype in ROUNDS_TO_INFINITY:
@@ -152,7 +154,8 @@ def _zero_rule(xp: ArrayNamespace, spec: KernelSpec, old: dict[str, Value]) -> d
     if spec.rule_.zeroes is None or not settings["zero_rule"]:
         return old
     root, divided = spec.rule_.zeroes(settings)
-    zero = _magnitude(xp, old[root]) == 0  # of the bits: a denormal slows a comparison of floats
+    # of the bits on a CPU, where a denormal slows a comparison of floats
+    zero = old[root] == 0.0 if xp.predicates else _magnitude(xp, old[root]) == 0
     return old | {name: xp.where(zero, 0.0, old[name]) for name in divided}
 
 

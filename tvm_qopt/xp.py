@@ -14,6 +14,8 @@ import numpy.typing as npt
 Table = npt.NDArray[np.float32]
 WHOLE = 2.0**23
 """A float32 from here to twice this is a whole number, and ends in its bits."""
+WHOLE_BITS = 0x4B000000
+"""The bits of WHOLE."""
 Value = Any
 """A float32, integer or boolean array (NumPy) or lazily indexed tensor expression (te)."""
 
@@ -21,7 +23,7 @@ Value = Any
 class ArrayNamespace(Protocol):
     """What a rule or a format may call; everything else is Python's operators on values.
 
-    There is no round or floor: `cast` truncates, so cast(x + 0.5) rounds what is not negative.
+    There is no round: `cast` truncates, so cast(x + 0.5) rounds what is not negative.
     Another function is added here, to NumpyNamespace and to compiler.xp_te.
     """
 
@@ -39,6 +41,10 @@ class ArrayNamespace(Protocol):
     def sqrt(self, x: Value) -> Value: ...
 
     def abs(self, x: Value) -> Value: ...
+
+    def ceil(self, x: Value) -> Value:
+        """The least whole number that is not below x, a float32.  Not for CPUs, whose vectors may
+        lack it."""
 
     def minimum(self, x: Value, y: Value) -> Value: ...
 
@@ -70,6 +76,9 @@ class ArrayNamespace(Protocol):
 
     def permute(self, table: Table, index: Value) -> Value:
         """Look up one of 16 float32 numbers by the low 4 bits of an int32."""
+
+    def whole(self, code: Value) -> Value:
+        """WHOLE plus a code (int32, below 256), a float32: the code is the last bits of it."""
 
     def block_max(self, x: Value, name: str) -> Value:
         """Largest element of each block of a non-negative int32 value; a value per block."""
@@ -105,6 +114,9 @@ class NumpyNamespace:
 
     def abs(self, x: Value) -> Value:
         return np.abs(x)
+
+    def ceil(self, x: Value) -> Value:
+        return np.ceil(x)
 
     def minimum(self, x: Value, y: Value) -> Value:
         return np.minimum(x, y)
@@ -142,6 +154,9 @@ class NumpyNamespace:
 
     def permute(self, table: Table, index: Value) -> Value:
         return table[index & 15]
+
+    def whole(self, code: Value) -> Value:
+        return (code | WHOLE_BITS).view(np.float32)
 
     def block_max(self, x: Value, name: str) -> Value:
         return x.max(axis=-1, keepdims=True)

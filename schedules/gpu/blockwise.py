@@ -16,7 +16,7 @@ WARP = 32
 THREADS = 256  # at most: OpenCL devices need not take more in a group
 ELEMENTS = 8  # of a thread
 LARGEST_BLOCK = 4096  # a tail is shorter
-LANES = {"float32": 4, "uint16": 8, "uint8": 4}
+LANES = {"float32": 4, "int32": 4, "uint16": 8, "uint8": 4}
 LEVELS = 256  # of a run-time map
 FEW = 32  # scalars that fit in registers
 
@@ -110,7 +110,7 @@ def blockwise(placement: Placement) -> None:
     block_loop = merge_loops(placement, order, 0)
     for stage in step_scalars:
         sch.compute_at(sch.get_sblock(stage), block_loop)
-        sch.unroll(loops(placement, stage)[-1])
+        _copy_scalars(placement, stage)
     for stage in maps:
         _place_map(placement, stage, block_loop, tiling)
     for sweep in filter(lambda sweep: sweep.stages, (first, second)):
@@ -304,6 +304,20 @@ def _share_loops(placement: Placement, sweep: Sweep) -> None:
         sch.unroll(loops(placement, stage)[3])
     for stage in (*sweep.loads, *sweep.stores):
         _copy(placement, stage)
+
+
+def _copy_scalars(placement: Placement, stage: str) -> None:
+    """By 16 bytes as far as they go; `main_any` and the tail one by one."""
+    sch, i = placement.sch, loops(placement, stage)[-1]
+    extent, lanes = sch.get(i).extent, LANES[str(_result(placement, stage).dtype)]
+    if not isinstance(extent, tirx.IntImm):  # the loop over blocks: one scalar has none
+        return
+    if placement.entry != MAIN or int(extent) % lanes:
+        sch.unroll(i)
+        return
+    outer, v = sch.split(i, [None, lanes])
+    sch.unroll(outer)
+    sch.vectorize(v)
 
 
 def _copy(placement: Placement, stage: str) -> None:

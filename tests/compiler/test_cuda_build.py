@@ -132,28 +132,36 @@ def test_list_cubins_takes_no_other_bytes_for_a_fatbin(tmp_path: Path) -> None:
 
 # --- what a kernel reads and writes ---
 
-SCALARS_IN = {"ld.global.nc.b32": 8, "ld.global.b32": 3}
-SCALARS_OUT = {"st.global.b32": 3}
-"""A thread's of AdamW in 8 or 4 bits: hyper-parameters, which the kernel never writes; two scales
-and a counter."""
+SCALARS_IN, SCALARS_OUT = {"ld.global.b32": 3}, {"st.global.b32": 3}
+"""A thread's of AdamW in 8 or 4 bits: two scales and a counter."""
+HYPER_IN = {
+    "main": {"ld.global.nc.v4.b32": 2, "ld.global.nc.b32": 1},
+    "main_any": {"ld.global.nc.b32": 8},
+}
+"""The scalars of the step, and by itself the one that holds a step back."""
+DYNAMIC8, FOUR_BITS = 2 * 6, 2 + 3
+"""Entries of tables that a lane holds.  Of each moment: offset and unit; where a class begins, its
+factor, shift and base.  The levels of each, and midpoints for three rounds of halving.  Where codes
+come four at a time also the bits of 2^23, into which they are moved."""
 ACCESSES = [  # an access of p (and of g), how many; one of the two codes, how many: of 8 elements
-    ("adamw-dynamic8-b256-p_f32-g_f32", "main", ("v4.b32", 2), ("b32", 4)),
-    ("adamw-dynamic8-b256-p_bf16-g_bf16", "main", ("v4.b16", 2), ("b32", 4)),
-    ("adamw-fp8-b256-p_f16-g_f16", "main", ("v4.b16", 2), ("b32", 4)),
-    ("adamw-4bit-b256-p_f32-g_f32", "main", ("v4.b32", 2), ("v2.b8", 4)),
-    ("adamw-4bit-b256-p_f32-g_f32", "main_any", ("b32", 8), ("b8", 8)),
-    ("adamw-dynamic8-b256-p_f32-g_f32", "main_any", ("b32", 8), ("b8", 16)),
+    ("adamw-dynamic8-b256-p_f32-g_f32", "main", ("v4.b32", 2), ("b32", 4), DYNAMIC8 + 1),
+    ("adamw-dynamic8-b256-p_bf16-g_bf16", "main", ("v4.b16", 2), ("b32", 4), DYNAMIC8 + 1),
+    ("adamw-fp8-b256-p_f16-g_f16", "main", ("v4.b16", 2), ("b32", 4), 0),
+    ("adamw-4bit-b256-p_f32-g_f32", "main", ("v4.b32", 2), ("v2.b8", 4), FOUR_BITS),
+    ("adamw-4bit-b256-p_f32-g_f32", "main_any", ("b32", 8), ("b8", 8), FOUR_BITS),
+    ("adamw-dynamic8-b256-p_f32-g_f32", "main_any", ("b32", 8), ("b8", 16), DYNAMIC8),
 ]
 
 
-@pytest.mark.parametrize(("name", "entry", "weights", "codes"), ACCESSES)
+@pytest.mark.parametrize(("name", "entry", "weights", "codes", "tables"), ACCESSES)
 def test_kernel_moves_each_byte_once(
-    compiler: cuda.Compiler, name: str, entry: str, weights: Any, codes: Any
+    compiler: cuda.Compiler, name: str, entry: str, weights: Any, codes: Any, tables: int
 ) -> None:
     ptx = _ptx(compiler, name, entry)
     access = r"(?:ld|st)\.global(?:\.nc)?(?:\.v\d)?\.[a-z]\d+"
     found = Counter(re.sub(r"\.[fus](\d+)$", r".b\1", text) for text in re.findall(access, ptx))
-    wanted = Counter(SCALARS_IN) + Counter(SCALARS_OUT)
+    wanted = Counter(SCALARS_IN) + Counter(SCALARS_OUT) + Counter(HYPER_IN[entry])
+    wanted["ld.global.nc.b32"] += tables
     for operation, (width, times) in [("ld.global", codes), ("st.global", codes)]:
         wanted[f"{operation}.{width}"] += times
     for operation in ("ld.global", "ld.global.nc", "st.global"):

@@ -112,7 +112,11 @@ SCALE_ULP = 2  # 1 / peak and its product with absmax, each rounded: measured 1.
 SEARCH_ULP = 2  # of x or the level: both distances are rounded to float32, half an ulp each
 
 
-@pytest.fixture(params=[{}, {"permutes": True}, {"predicates": True}], ids=str, autouse=True)
+@pytest.fixture(
+    params=[{}, {"permutes": True}, {"predicates": True}, {"permutes": True, "predicates": True}],
+    ids=str,
+    autouse=True,
+)
 def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every law in each form: closed, with look-ups among 16 numbers, with predicates."""
     monkeypatch.setattr(sys.modules[__name__], "XP", NumpyNamespace(**request.param))

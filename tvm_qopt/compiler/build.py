@@ -89,7 +89,7 @@ def lower(
     """
     norms, part = norms_of(entry)
     short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
-    kind, permutes = preset.kind, PERMUTES in preset.features
+    kind, permutes = preset.kind, preset.kind == "cuda" or PERMUTES in preset.features
     cpu = preset.on_cpu
     func = define(spec, norms=norms, permutes=permutes, pairs=cpu, predicates=not cpu, **short)
     func = order_by_pass(func)

@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import tvm_ffi
 
+from tvm_qopt.compiler.cuda_text import edit
 from tvm_qopt.compiler.fatbin import list_cubins as list_cubins
 from tvm_qopt.compiler.gate import leave_if_gated
 from tvm_qopt.compiler.nvrtc import compile_program, join_code, load_wheels
@@ -48,8 +49,6 @@ Compiler = Literal["nvcc", "nvrtc"]
 # TVM emits warns for pages, which would bury an error.
 OPTIONS = ("--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17", "-w")
 VERBOSE = "--ptxas-options=-v"
-
-_CONSTANT_BITS = re.compile(r"\(\*\(float \*\)\(&\((\d+)\)\)\)")
 
 
 def installed_compilers() -> list[Compiler]:
@@ -74,7 +73,7 @@ def compile_cuda(
     Raises ToolMissing without a compiler, BuildError with what the compiler said.
     """
     names = cuda_code([f"sm_{number}" for number in _arch_numbers(archs)])
-    source = leave_if_gated(_with_whole_warps(source))
+    source = leave_if_gated(edit(source))
     if _choose(compiler) == "nvcc":
         code = [f"-gencode=arch=compute_{name.rpartition('_')[2]},code={name}" for name in names]
         return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)[0]
@@ -88,7 +87,7 @@ def compile_cubin(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> tuple[bytes, str]:
     """The cubin of one architecture, and what ptxas says of its kernels (registers, spills ...)."""
-    (number,), source = _arch_numbers([arch]), _with_whole_warps(source)
+    (number,), source = _arch_numbers([arch]), leave_if_gated(edit(source))
     if _choose(compiler) == "nvcc":
         options = ["--cubin", f"--gpu-architecture=sm_{number}", VERBOSE]
         return _run_nvcc(source, options, timeout=timeout)
@@ -99,23 +98,13 @@ def compile_ptx(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> str:
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
-    (number,), source = _arch_numbers([arch]), leave_if_gated(_with_whole_warps(source))
+    (number,), source = _arch_numbers([arch]), leave_if_gated(edit(source))
     virtual = f"compute_{number}"
     if _choose(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]
         return _run_nvcc(source, options, timeout=timeout)[0].decode()
     ptx, _ = compile_program(load_wheels(), source, virtual, OPTIONS)
     return ptx.rstrip(b"\0").decode()
-
-
-def _with_whole_warps(source: str) -> str:
-    """Shuffles that name all lanes of a warp: every schedule launches whole warps.
-
-    TVM names the lanes that happen to run together, which after a divergent loop need not be all.
-    It also reads the bits of a constant (a NaN) from its address, which C++ does not allow.
-    """
-    source = source.replace("__activemask()", "0xffffffffu")
-    return _CONSTANT_BITS.sub(r"__int_as_float(\1)", source)
 
 
 @contextmanager

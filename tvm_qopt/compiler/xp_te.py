@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import ir, te, tirx
 
-from tvm_qopt.compiler.intrinsics import byte_of_pair, pack_pair, permute
+from tvm_qopt.compiler.intrinsics import byte_of_pair, pack_pair, permute, whole_of_byte
 from tvm_qopt.xp import Table, Value
 
 Index = Callable[[Any, Any], Any]
@@ -151,6 +151,9 @@ class TeNamespace:
     def abs(self, x: Value) -> Expr:
         return _lift(tirx.abs, x)
 
+    def ceil(self, x: Value) -> Expr:
+        return _lift(tirx.ceil, x)
+
     def minimum(self, x: Value, y: Value) -> Expr:
         return _lift(tirx.min, x, y)
 
@@ -200,7 +203,11 @@ class TeNamespace:
         )
 
     def permute(self, table: Table, index: Value) -> Expr:
-        return _lift(lambda i: permute(table.tolist(), i), index)
+        alone = self.odd and self.predicates  # threads of a short block leave its loop in turn
+        return _lift(lambda i: permute(table.tolist(), i, alone=alone), index)
+
+    def whole(self, code: Value) -> Expr:
+        return _lift(whole_of_byte, code)
 
     def block_max(self, x: Value, name: str) -> Expr:
         return self._reduce(te.max, x, name)

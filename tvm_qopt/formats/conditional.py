@@ -11,7 +11,6 @@ from __future__ import annotations
 from tvm_qopt.xp import WHOLE, ArrayNamespace, Value
 
 EXPONENT = 0x7F800000
-WHOLE_BITS = 0x4B000000  # of 2^23: with a code in its last bits it is 2^23 + code
 ROUNDS = 8999936.0
 """Added to a small number of either sign it rounds to a whole one, which ends in its bits: above
 2^23 and below 2^24 with room for a code either way, and a multiple of 256."""
@@ -24,7 +23,7 @@ def decode(xp: ArrayNamespace, codes: Value, decades: int, name: str) -> Value:
 
     Rounded once: all products before the last are exact.
     """
-    w = xp.bind(xp.reinterpret(codes | WHOLE_BITS, "float32") - (WHOLE - 1), f"{name}_w")
+    w = xp.bind(xp.whole(codes) - (WHOLE - 1), f"{name}_w")
     bits = xp.bind(xp.reinterpret(w, "int32"), f"{name}_bits")
     level = (w * 18.0 + 9.0) - xp.reinterpret(bits & EXPONENT, "float32") * 16.0
     for bit, factor in ((23, 5.0), (24, 25.0)):

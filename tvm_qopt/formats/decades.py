@@ -103,7 +103,7 @@ def _lowest(scale: float, n: int) -> tuple[float, float]:
 
 
 def encode(xp: ArrayNamespace, y: Value, tables: Encoding, name: str) -> Value:
-    """The code (uint8) of magnitude y in [0, 1], counted from that of 0.
+    """WHOLE plus the code of magnitude y in [0, 1], counted from that of 0.
 
     The bits of a float32 are about the logarithm, whose whole part is the class or one more; one
     comparison tells.  Adding a large whole number rounds, and leaves the code in the last bits.
@@ -112,9 +112,12 @@ def encode(xp: ArrayNamespace, y: Value, tables: Encoding, name: str) -> Value:
     bits = xp.cast(xp.reinterpret(y, "int32"), "float32")
     guess = xp.bind(bits * float(SLOPE) + (WHOLE + FIRST), f"{name}_guess")
     least = xp.permute(tables.above, xp.reinterpret(guess, "int32"))
-    of = xp.reinterpret(xp.where(y <= least, guess - 1.0, guess), "int32")
-    of = xp.bind(of, f"{name}_class")
+    if xp.predicates:  # where a comparison gives the number 1
+        of = guess - xp.where(y <= least, 1.0, 0.0)
+    else:
+        of = xp.where(y <= least, guess - 1.0, guess)
+    of = xp.bind(xp.reinterpret(of, "int32"), f"{name}_class")
     step = y * xp.permute(tables.factor, of) + xp.permute(tables.shift, of)
     step = xp.bind(step, f"{name}_step")
     step = xp.where(step < BELOW, -1.0, step)
-    return xp.cast(xp.reinterpret(step + xp.permute(tables.base, of), "int32"), "uint8")
+    return step + xp.permute(tables.base, of)

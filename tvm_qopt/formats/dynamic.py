@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tvm_qopt.formats import StateFormat, conditional, register, register_family, sixteen
 from tvm_qopt.formats.decades import decode, decoding, encode, encoding
-from tvm_qopt.xp import ArrayNamespace, Value
+from tvm_qopt.xp import WHOLE, ArrayNamespace, Value
 
 EXPONENT = 0x7F800000  # of a float32
 SIGN = -(2**31)
@@ -101,8 +101,16 @@ class Dynamic(StateFormat):
             return xp.permute(self.qmap, codes)
         tables = decoding(self.decades, self.signed)
         if not self.signed:
-            return decode(xp, xp.cast(codes, "float32") + 1.5, tables, name)
-        offset = xp.bind(xp.cast(codes - self._zero, "float32"), f"{name}_offset")
+            if xp.predicates:
+                middle = xp.whole(codes) - (WHOLE - 1.5)
+            else:
+                middle = xp.cast(codes, "float32") + 1.5
+            return decode(xp, middle, tables, name)
+        if xp.predicates:
+            offset = xp.whole(codes) - (WHOLE + self._zero)
+        else:
+            offset = xp.cast(codes - self._zero, "float32")
+        offset = xp.bind(offset, f"{name}_offset")
         level = decode(xp, xp.abs(offset) + 0.5, tables, name)
         level, sign = xp.bind(level, f"{name}_magnitude"), xp.reinterpret(offset, "int32") & SIGN
         return xp.reinterpret(xp.reinterpret(level, "int32") | sign, "float32")
@@ -151,8 +159,13 @@ class Dynamic(StateFormat):
             return sixteen.encode(xp, x, self.qmap, name)
         ends = self._zero_midpoint, self._top_midpoint
         tables = encoding(self.decades, self.signed, *ends)
-        code = encode(xp, xp.abs(x) if self.signed else x, tables, name)
-        if not self.signed:
+        coded = encode(xp, xp.abs(x) if self.signed else x, tables, name)
+        if self.signed and xp.predicates:
+            bits = xp.reinterpret(coded - WHOLE, "int32") | (xp.reinterpret(x, "int32") & SIGN)
+            signed = xp.maximum(xp.reinterpret(bits, "float32"), -float(self._zero))
+            coded = signed + (WHOLE + self._zero)
+        code = xp.cast(xp.reinterpret(coded, "int32"), "uint8")
+        if not self.signed or xp.predicates:
             return code
         code = xp.bind(code, f"{name}_magnitude")
         return xp.where(x < 0.0, self._zero - xp.minimum(code, self._zero), code + self._zero)

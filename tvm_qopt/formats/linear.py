@@ -56,6 +56,8 @@ class Linear4NoZero(StateFormat):
         return ((np.arange(16) + 1) / 16).astype(np.float32)
 
     def decode(self, xp: ArrayNamespace, codes: Value, qmap: Value | None, name: str) -> Value:
+        if xp.permutes and xp.predicates:  # a warp's, by one instruction
+            return xp.permute(self.qmap, codes)
         return xp.cast(codes + 1, "float32") * (1 / 16)
 
     def encode(
@@ -67,6 +69,9 @@ class Linear4NoZero(StateFormat):
         name: str,
     ) -> Value:
         """Exact, ties too: 16 x and what is left of it above a whole number are float32 numbers."""
+        if xp.predicates:
+            k = xp.cast(xp.ceil(x * 16.0 - 0.5), "int32")
+            return xp.maximum(xp.minimum(k - 1, 15), 0)
         y = xp.bind(x * 16.0, f"{name}_scaled")
         k = xp.bind(xp.cast(y, "int32"), f"{name}_floor")
         code = xp.where(y - xp.cast(k, "float32") > 0.5, k, k - 1)

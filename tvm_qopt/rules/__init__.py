@@ -80,6 +80,8 @@ def root_beside(xp: ArrayNamespace, v: Value, eps: Value) -> Value:
     A root below half a unit of eps adds nothing.  So none is taken of less than that: the root of a
     denormal takes a CPU twice as long.
     """
+    if xp.predicates:
+        return xp.sqrt(v) + eps
     least = eps * 2.0**-26
     return xp.sqrt(xp.maximum(v, xp.minimum(least, 1.0) * least)) + eps
 
