@@ -4,6 +4,8 @@ wgpu (Mesa's lavapipe is one on a CPU) and in headless Chromium."""
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import get_target
 
 METAL = ["adamw-dynamic8-b256-p_f32-g_f32", "adamw-fp8-b64-p_bf16-g_bf16", "lion-float16-p_f16"]
+METAL_LIBRARY = Path(__file__).parents[1] / "metal"
 WGSL = "adamw-float32-b256-p_f32-g_f32"
 RUN = [
     WGSL,
@@ -62,6 +65,39 @@ def test_metal_kernels_stand_alone(name: str) -> None:
         assert_brackets_match(text)
         barriers = re.findall(r"threadgroup_barrier\((.*?)\);", text)
         assert set(barriers) == {"mem_flags::mem_threadgroup | mem_flags::mem_device"}
+
+
+def check_metal(text: str) -> str:
+    """What g++ says of a Metal kernel, given declarations of what we use of Metal's library.
+
+    It finds names that are not declared, calls with types that Metal has no function for, values
+    used before they are set, and what is no C++14.  It does not know address spaces, attributes,
+    what else Metal forbids, or whether its library has what the declarations say.
+    """
+    command = ["g++", "-x", "c++", "-std=c++14", "-fsyntax-only", "-Wall", "-Wno-attributes"]
+    command += ["-Wno-unused", "-I", str(METAL_LIBRARY), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed: apt-get install g++")
+@pytest.mark.parametrize("name", [*METAL, "lion-nf4-b64-p_bf16_stochastic-g_f32", "lamb-4bit"])
+def test_metal_kernels_have_the_types_of_metal(name: str) -> None:
+    assert set(map(check_metal, texts_of(name, "metal").values())) == {""}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed: apt-get install g++")
+@pytest.mark.parametrize(
+    ("right", "wrong", "report"),
+    [
+        ("int(-2147483648)", "-2147483648", "as_type keeps the size"),
+        ("fabs(", "fabsf(", "not declared"),
+        ("simd_shuffle_down(", "simd_shuffle_down(1.0, ", "no matching function"),
+    ],
+)
+def test_types_that_metal_lacks_are_found(right: str, wrong: str, report: str) -> None:
+    text = texts_of(METAL[0], "metal")["main_kernel.metal"]
+    assert right in text
+    assert report in check_metal(text.replace(right, wrong))
 
 
 def test_a_metal_artifact_is_text_for_other_programs(tmp_path: Path) -> None:
