@@ -9,7 +9,8 @@ from typing import Any
 
 import opencl_runner
 import pytest
-from opencl_kernels import Decisions, build, fault, launches, run_steps
+from gpu_jobs import fault, launches
+from opencl_kernels import Decisions, build, run_steps
 from opencl_runner import Job
 
 from tvm_qopt import sample
@@ -68,7 +69,7 @@ def test_simulator_reports_nothing_whatever_is_decided(name: str, decisions: Dec
     kernels = build(name, decisions, (MAIN,))
     arrays = sample.arguments(kernels.spec, kernels.spec.block_size, seed=1, spoiled=True)
     outcome = opencl_runner.run(
-        kernels.source, kernels.launches, launches(kernels, arrays), oclgrind=True
+        kernels.source, kernels.launches, launches(kernels.spec, arrays), oclgrind=True
     )
     assert outcome.reports == ""
     assert fault(kernels.spec, arrays, outcome.arrays) is None
@@ -115,7 +116,7 @@ def test_simulator_sees_what_is_wrong(entry: str, spoil: Any, report: str) -> No
     kernels = build(PLAIN)
     assert spoil(kernels.source) != kernels.source
     arrays = sample.arguments(kernels.spec, 64 if entry == MAIN else 63, seed=1)
-    jobs = launches(kernels, arrays)
+    jobs = launches(kernels.spec, arrays)
     spoiled = spoil(kernels.source)
     assert report in opencl_runner.run(spoiled, kernels.launches, jobs, oclgrind=True).reports
 

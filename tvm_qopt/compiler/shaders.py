@@ -1,8 +1,8 @@
 """Metal and WGSL as TVM writes them, one text a kernel, with what is wrong in them put right.
 
 Barriers: as for OpenCL, TVM's order the memory of a thread group alone, and in-place kernels need
-the device's too.  WGSL has no literal for the least 32-bit integer as TVM writes it, and no storage
-of less than 32 bits.
+the device's too.  The least 32-bit integer as TVM writes it is no literal of WGSL, and in Metal a
+long, whose bits are no float's.  WGSL has no storage of less than 32 bits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from tvm_qopt.errors import BuildError, UnsupportedSpec
 from tvm_qopt.spec import KernelSpec
 
 SUFFIX = {"metal": ".metal", "webgpu": ".wgsl"}
-_METAL_LOCAL = "threadgroup_barrier(mem_flags::mem_threadgroup)"
-_METAL_BOTH = "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device)"
-_WGSL_LOCAL = "workgroupBarrier();"
-_WGSL_BOTH = "storageBarrier(); workgroupBarrier();"
+_MENDED = {
+    "metal": {
+        "threadgroup_barrier(mem_flags::mem_threadgroup)": (
+            "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device)"
+        ),
+        "-2147483648": "int(-2147483648)",
+    },
+    "webgpu": {
+        "workgroupBarrier();": "storageBarrier(); workgroupBarrier();",
+        "-2147483648i": "i32(-2147483648)",
+    },
+}
 _HEADS = {
     "metal": (
         "// One threadgroup of {threads} threads for each quantisation block.\n"
@@ -63,11 +71,13 @@ def shaders(executable: Any, kind: str, threads: Mapping[str, int]) -> dict[str,
     if set(texts) != {f"{entry}_kernel" for entry in threads}:
         raise BuildError(f"expected a {kind} kernel for each of {list(threads)}, got {list(texts)}")
     return {
-        f"{entry}_kernel": _HEADS[kind].format(threads=number) + _mended(texts[f"{entry}_kernel"])
+        f"{entry}_kernel": _HEADS[kind].format(threads=number)
+        + _mended(texts[f"{entry}_kernel"], kind)
         for entry, number in threads.items()
     }
 
 
-def _mended(text: str) -> str:
-    text = text.replace(_METAL_LOCAL, _METAL_BOTH).replace(_WGSL_LOCAL, _WGSL_BOTH)
-    return text.replace("-2147483648i", "i32(-2147483648)")
+def _mended(text: str, kind: str) -> str:
+    for wrong, right in _MENDED[kind].items():
+        text = text.replace(wrong, right)
+    return text
