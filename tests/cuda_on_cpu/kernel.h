@@ -12,6 +12,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __forceinline__ inline
 #define __launch_bounds__(threads)
 #define __align__(bytes) alignas(bytes)
 #define alignas(bytes) __attribute__((aligned(bytes)))
@@ -78,6 +79,13 @@ inline float __int_as_float(int bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
+}
+inline float __uint_as_float(unsigned bits) { return __int_as_float((int)bits); }
+// Bytes of two words, the least of the first is number 0; four bits of `select` for each of four.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned select) {
+  uint64_t both = (uint64_t)high << 32 | low, bytes = 0;
+  for (unsigned i = 0; i < 32; i += 8) bytes |= (both >> 8 * (select >> i / 2 & 7) & 0xff) << i;
+  return (unsigned)bytes;
 }
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 #define CUDART_INF_F __int_as_float(0x7f800000)

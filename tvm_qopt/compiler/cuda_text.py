@@ -61,7 +61,17 @@ static __device__ __forceinline__ int qopt_{name}_of_warp(int x) {{
 
 def _with_reductions(source: str) -> str:
     """One call for the shuffles by which a warp finds the maximum or the sum of integers."""
-    integers = set(re.findall(r"\bint (\w+)\[1\];", source))
+    edited = _KERNELS.join(map(_reduced, source.split(_KERNELS)))
+    results = {"max": "max(x, other)", "add": "x + other"}
+    needed = [name for name in results if f"qopt_{name}_of_warp" in edited]
+    return _before_kernels(
+        edited, "".join(_OF_WARP.format(name=name, result=results[name]) for name in needed)
+    )
+
+
+def _reduced(kernel: str) -> str:
+    """Of one kernel, since another's buffer of the same name may hold floats."""
+    integers = set(re.findall(r"\bint (\w+)\[1\];", kernel))
 
     def reduced(found: re.Match[str]) -> str:
         own = found["own"]
@@ -70,12 +80,7 @@ def _with_reductions(source: str) -> str:
         name = "max" if found["operation"].startswith("max") else "add"
         return f"{found['indent']}{own} = qopt_{name}_of_warp({own});\n"
 
-    edited = _REDUCTION.sub(reduced, source)
-    results = {"max": "max(x, other)", "add": "x + other"}
-    needed = [name for name in results if f"qopt_{name}_of_warp" in edited]
-    return _before_kernels(
-        edited, "".join(_OF_WARP.format(name=name, result=results[name]) for name in needed)
-    )
+    return _REDUCTION.sub(reduced, kernel)
 
 
 # --- look-ups ---
