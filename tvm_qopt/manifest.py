@@ -24,7 +24,6 @@ from tvm_qopt.version import TVM_VERSION, __version__
 SCHEMA = 2
 MANIFEST, LIBRARY, OBJECT = "manifest.json", "kernel.so", "kernel.o"
 OPENCL_SOURCE, OPENCL_MANY, OPENCL_DOUBLES = "kernel.cl", "many.cl", "advance.cl"
-TABLE = "table"  # what an entry point for many tensors has in place of a size
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,13 @@ def norms_entry(number: int, part: str) -> str:
 MANY = "_many"
 
 
+CHUNKS, PLACES = "chunks", "places"
+"""What an entry point for many tensors has in place of a size, int64.  places: for each tensor the
+distance in elements of each of its arguments, by name in order, from the one that the kernel gets,
+then its size (nb or B).  chunks: for each group of threads, where in `places` its tensor begins
+times 2^32, and its number among the groups of that tensor."""
+
+
 def many_entry(entry: str) -> str:
     """The entry point for many tensors, where a kind has them."""
     return entry + MANY

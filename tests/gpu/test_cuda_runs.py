@@ -58,7 +58,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
 
 
-@pytest.mark.parametrize("file", ["inside_cuda.py", "inside_cuda_faults.py"])
+@pytest.mark.parametrize("file", ["inside_cuda.py", "inside_cuda_many.py", "inside_cuda_faults.py"])
 def test_what_runs_on_the_device(file: str, device: Path) -> None:
     """Tests in that file, many; the first builds what the others take."""
     check(cuda_runner.run(device, "-m", "pytest", "-q", "--tb=short", *ALONE, str(HERE / file)))

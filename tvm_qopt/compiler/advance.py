@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_qopt.compiler.launch import gpu_function, thread_loop
 from tvm_qopt.compiler.tracing import Path, expression, paths
 from tvm_qopt.rules import CLIP_SCALAR
 from tvm_qopt.spec import (
@@ -24,7 +25,6 @@ from tvm_qopt.spec import (
     KernelSpec,
 )
 
-THREAD_INDEX = 1  # IterVar.kThreadIndex
 FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 
 
@@ -98,11 +98,7 @@ def _index(i: int) -> Any:
 
 def _function(name: str, buffers: list[Any], body: Any) -> tirx.PrimFunc:
     """A function of one thread."""
-    zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
     for axis in ("threadIdx.x", "blockIdx.x"):
-        thread = tirx.IterVar(None, tirx.Var("thread", "int32"), THREAD_INDEX, axis)
-        loop = tirx.Var(axis.removesuffix(".x"), "int32")
-        body = tirx.For(loop, zero, one, tirx.ForKind.THREAD_BINDING, body, thread)
-    return tirx.PrimFunc(buffers, body).with_attr(
-        {"global_symbol": name, "tirx.noalias": True, "s_tir": True}
-    )
+        number = tirx.Var(axis.removesuffix(".x"), "int32")
+        body = thread_loop(axis, number, tirx.const(1, "int32"), body)
+    return gpu_function(name, buffers, body)

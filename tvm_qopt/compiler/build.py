@@ -24,7 +24,7 @@ from tvm_qopt.compiler.gate import mask_if_gated
 from tvm_qopt.compiler.intrinsics import PERMUTES
 from tvm_qopt.compiler.launch import threads_of
 from tvm_qopt.compiler.launches import launches_of, with_offsets
-from tvm_qopt.compiler.many import many_of
+from tvm_qopt.compiler.many import many_function, many_of
 from tvm_qopt.compiler.opencl import opencl_source, register_barrier_fence
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.compiler.realign import element_align, exact_constants, in_place
@@ -51,7 +51,7 @@ from tvm_qopt.manifest import (
     artifact_key,
     sha256_of,
 )
-from tvm_qopt.spec import ADVANCE, STEP_ENTRIES, KernelSpec, norms_entry, norms_of
+from tvm_qopt.spec import ADVANCE, STEP_ENTRIES, KernelSpec, many_entry, norms_entry, norms_of
 from tvm_qopt.targets import NATIVE, TargetPreset, find_linker
 
 PATTERN = "blockwise"
@@ -206,6 +206,11 @@ def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = F
         names, decisions = entry_points(spec, preset.kind), selection.decisions
         with _build_errors(spec, preset):
             functions = _lower_all(spec, preset, names, decisions)
+            if preset.kind == "cuda":
+                functions |= {
+                    many_entry(name): many_function(func, many_entry(name))
+                    for name, func in functions.items()
+                }
             functions |= step_functions(spec) if preset.kind in STEPS_ALONE else {}
             launches = _compile_and_export(functions, preset, folder)
         if bundle:

@@ -37,6 +37,7 @@ import tvm_ffi
 from tvm_qopt.compiler.cuda_text import edit
 from tvm_qopt.compiler.fatbin import list_cubins as list_cubins
 from tvm_qopt.compiler.gate import leave_if_gated
+from tvm_qopt.compiler.many import with_bodies
 from tvm_qopt.compiler.nvrtc import compile_program, join_code, load_wheels
 from tvm_qopt.compiler.nvrtc import find_wheels as _find_wheels
 from tvm_qopt.errors import BuildError, ToolMissing, UnsupportedSpec
@@ -73,7 +74,7 @@ def compile_cuda(
     Raises ToolMissing without a compiler, BuildError with what the compiler said.
     """
     names = cuda_code([f"sm_{number}" for number in _arch_numbers(archs)])
-    source = leave_if_gated(edit(source))
+    source = _finished(source)
     if _choose(compiler) == "nvcc":
         code = [f"-gencode=arch=compute_{name.rpartition('_')[2]},code={name}" for name in names]
         return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)[0]
@@ -87,7 +88,7 @@ def compile_cubin(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> tuple[bytes, str]:
     """The cubin of one architecture, and what ptxas says of its kernels (registers, spills ...)."""
-    (number,), source = _arch_numbers([arch]), leave_if_gated(edit(source))
+    (number,), source = _arch_numbers([arch]), _finished(source)
     if _choose(compiler) == "nvcc":
         options = ["--cubin", f"--gpu-architecture=sm_{number}", VERBOSE]
         return _run_nvcc(source, options, timeout=timeout)
@@ -98,7 +99,7 @@ def compile_ptx(
     source: str, arch: str, *, compiler: Compiler | None = None, timeout: float = 600.0
 ) -> str:
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
-    (number,), source = _arch_numbers([arch]), leave_if_gated(edit(source))
+    (number,), source = _arch_numbers([arch]), _finished(source)
     virtual = f"compute_{number}"
     if _choose(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]
@@ -235,6 +236,11 @@ def _run(command: Sequence[str], *, folder: str, timeout: float) -> str:
 
 
 # --- TVM's packed modules, and fatbins ---
+
+
+def _finished(source: str) -> str:
+    """What is compiled, from the source that TVM made."""
+    return with_bodies(leave_if_gated(edit(source)))
 
 
 def _sized(data: bytes) -> bytes:

@@ -1,8 +1,9 @@
-"""How a scheduled GPU function is launched, read from the loops that are bound to threads."""
+"""How a GPU function is launched: by the loops of its body that are bound to threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tvm import sym, tirx
 from tvm.s_tir.stmt import SBlockRealize
@@ -10,6 +11,21 @@ from tvm.s_tir.stmt import SBlockRealize
 from tvm_qopt.errors import BuildError
 
 _MOST_BLOCKS = 64  # of a group
+_THREAD_INDEX = 1  # IterVar.kThreadIndex
+
+
+def thread_loop(axis: str, number: tirx.Var, extent: Any, body: tirx.Stmt) -> tirx.For:
+    """A loop whose turns are threads ("threadIdx.x") or groups of them ("blockIdx.x")."""
+    thread = tirx.IterVar(None, tirx.Var("thread", number.ty.dtype), _THREAD_INDEX, axis)
+    kind = tirx.ForKind.THREAD_BINDING
+    return tirx.For(number, tirx.const(0, number.ty.dtype), extent, kind, body, thread)
+
+
+def gpu_function(name: str, buffers: Sequence[Any], body: tirx.Stmt) -> tirx.PrimFunc:
+    """A function that was not scheduled, for TVM to split in host and device code."""
+    return tirx.PrimFunc(buffers, body).with_attr(
+        {"global_symbol": name, "tirx.noalias": True, "s_tir": True}
+    )
 
 
 def extents(func: tirx.PrimFunc) -> dict[str, tirx.PrimExpr]:

@@ -255,6 +255,16 @@ def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) ->
     return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
 
 
+def first_element(window: Any) -> Any:
+    """A window of one element of another, which stays where that is now."""
+    device = (int(window.device.dlpack_device_type()), int(window.device.index))
+    dtype = str(window.dtype)
+    view = ArrayView(None, window.data_ptr(), (1,), dtype, device, contiguous=True, writable=True)
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(_Window(view, 0, (1,), dtype))
+
+
 _DATA = 24  # bytes from a tvm_ffi.Tensor's object to its DLTensor, whose first field is the address
 
 

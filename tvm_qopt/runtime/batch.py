@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_qopt.runtime.arguments import check_arguments, own_arrays
-from tvm_qopt.runtime.arrays import OPENCL, address_cell, copy_from_host, is_torch, view_of
+from tvm_qopt.runtime.arrays import CUDA, OPENCL, address_cell, copy_from_host, is_torch, view_of
 from tvm_qopt.runtime.calls import VECTOR_BYTES, Call, bind, run
 from tvm_qopt.runtime.scalars import Scalars, random_words
 from tvm_qopt.runtime.state import sums_of
@@ -29,14 +29,20 @@ Sums = dict[str, npt.NDArray[np.float64]]
 MOVING = ("param", "grad")
 
 
+class _Moves:
+    """How often an address of a batch's members has changed."""
+
+    count = 0
+
+
 class Member:
     """A tensor of a batch.  It keeps no array of the user's alive: whoever steps it does.
 
     `place` says where weight and gradient are now; their sizes and dtypes stay.
     """
 
-    def __init__(self, kernel: Kernel, given: Mapping[str, Any], hyper: Any) -> None:
-        spec = kernel.spec
+    def __init__(self, kernel: Kernel, given: Mapping[str, Any], hyper: Any, moves: _Moves) -> None:
+        spec, self._moves = kernel.spec, moves
         views = check_arguments(spec, kernel.manifest.kind, given)
         self._kernel, self.device = kernel, views["param"].device
         kernel.check_runs_on(self.device)
@@ -66,7 +72,9 @@ class Member:
 
     def place(self, name: str, address: int) -> None:
         for cell, offset in self._places[name]:
-            cell.value = address + offset
+            if cell.value != address + offset:
+                cell.value = address + offset
+                self._moves.count += 1
         if not self._aligned and address % VECTOR_BYTES:
             self.calls, self._aligned = self.calls.for_any_address(self._kernel), True
 
@@ -78,12 +86,12 @@ class Batch:
         self.kernel = kernel
         self._passes, self._scalars = kernel.spec.rule_.norms, Scalars(kernel.spec)
         self._host = np.zeros(len(kernel.spec.scalars), np.float32)
-        self._tables = Tables(kernel.spec.tensors)
+        self._tables, self._moves = Tables(kernel), _Moves()
         self._shared: Any = None  # the scalars of all members, where no norm makes them differ
 
     def add(self, given: Mapping[str, Any]) -> Member:
         """Check the arguments of a tensor (those of `Kernel.plan`, by name) and bind them."""
-        member = Member(self.kernel, given, self._shared)
+        member = Member(self.kernel, given, self._shared, self._moves)
         if not self._passes:
             self._shared = member.own["hyper"]
         return member
@@ -166,7 +174,7 @@ class Batch:
             copy_from_host(hyper, self._host)
 
     def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: Any) -> None:
-        first = members[0]
-        if first.device[0] == OPENCL:
-            calls = self._tables.merged(calls)
-        run(self.kernel, calls, first.device, like=first.own["hyper"], stream=stream)
+        first, like = members[0], members[0].own["hyper"]
+        if first.device[0] in (CUDA, OPENCL) and len(calls) > 1:
+            calls = self._tables.merged(calls, like, self._moves.count)
+        run(self.kernel, calls, first.device, like=like, stream=stream)

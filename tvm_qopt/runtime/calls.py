@@ -25,9 +25,11 @@ them; `serial_below` of the manifest is how many a whole step must have to wake 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The function for many threads (None where one thread is always sooner), that for one, and
-    what they are called with; on OpenCL the latter is a kernel that has its arguments."""
+    """An entry point: the function for many threads (None where one thread is always sooner), that
+    for one, and what they are called with; on OpenCL the latter is a kernel that has its arguments.
+    """
 
+    entry: str
     parallel: Any
     serial: Any
     part: Part
@@ -37,6 +39,7 @@ class Call:
     @classmethod
     def of(
         cls,
+        entry: str,
         parallel: Any,
         serial: Any,
         part: Part,
@@ -45,7 +48,7 @@ class Call:
     ) -> Call:
         if isinstance(serial, Entry):
             serial = serial.bound(part, dict(zip(names, arguments, strict=True)))
-        return cls(parallel, serial, part, arguments, part.blocks * part.size)
+        return cls(entry, parallel, serial, part, arguments, part.blocks * part.size)
 
     def with_argument(self, index: int, argument: Any) -> Call:
         arguments = (*self.arguments[:index], argument, *self.arguments[index + 1 :])
@@ -72,10 +75,10 @@ class Calls:
         """The same for addresses that `main` does not take."""
 
         def of(calls: list[Call], number: int | None) -> list[Call]:
-            entry = kernel.entries[_entry("main_any", number)]
+            name = _entry("main_any", number)
             full, names = kernel.spec.block_size, [t.name for t in kernel.spec.tensors]
             return [
-                Call.of(None, entry, call.part, call.arguments, names)
+                Call.of(name, None, kernel.entries[name], call.part, call.arguments, names)
                 if call.part.size == full
                 else call
                 for call in calls
@@ -96,14 +99,17 @@ def bind(kernel: Kernel, views: Mapping[str, ArrayView]) -> Calls:
         arguments = windows(kernel.spec, views, part)
         for number in passes:
             entries = {p: kernel.entries[_entry(p, number)] for p in kernel.parts}
-            parallel, serial = _choose(entries, views, small=size < PARALLEL_FROM)
-            calls[number].append(Call.of(parallel, serial, part, arguments, names))
+            name, parallel = _choose(entries, views, small=size < PARALLEL_FROM)
+            entry = _entry(name, number)
+            call = Call.of(entry, parallel, kernel.entries[entry], part, arguments, names)
+            calls[number].append(call)
     if rest:
         part = Part(blocks, 1, rest)
         arguments = windows(kernel.spec, views, part)
         for number in passes:
-            tail = kernel.entries[_entry("tail", number)]
-            calls[number].append(Call.of(None, tail, part, arguments, names))
+            entry = _entry("tail", number)
+            call = Call.of(entry, None, kernel.entries[entry], part, arguments, names)
+            calls[number].append(call)
     return Calls(calls.pop(None), list(calls.values()))
 
 
@@ -113,12 +119,13 @@ def _entry(part: str, norms: int | None) -> str:
 
 def _choose(
     entries: Mapping[str, Any], views: Mapping[str, ArrayView], *, small: bool
-) -> tuple[Any, Any]:
-    """The functions for the full blocks: for many threads, and for one (or for a GPU)."""
+) -> tuple[str, Any]:
+    """For the full blocks the entry point for one thread (or for a GPU), and the function for many
+    threads."""
     if "main_any" in entries:
         aligned = all(view.address % VECTOR_BYTES == 0 for view in views.values())
-        return None, entries["main" if aligned else "main_any"]
-    return None if small else entries["main"], entries["main_serial"]
+        return "main" if aligned else "main_any", None
+    return "main_serial", None if small else entries["main"]
 
 
 def run(

@@ -30,7 +30,7 @@ def step_call(kernel: Kernel, entry: str, arrays: Mapping[str, Any]) -> Call:
     names = kernel.spec.step_arguments(entry)
     views = [view_of(name, arrays[name]) for name in names]
     windows = tuple(window(v, offset=0, shape=(v.size,), dtype=v.dtype) for v in views)
-    return Call.of(None, kernel.entries[entry], Part(0, 1, 1), windows, names)
+    return Call.of(entry, None, kernel.entries[entry], Part(0, 1, 1), windows, names)
 
 
 def check_found_inf(found_inf: Any, device: tuple[int, int]) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_qopt.errors import ArtifactInvalid, DeviceMismatch, ShapeMismatch, ToolMissing
-from tvm_qopt.manifest import TABLE, Launch
+from tvm_qopt.manifest import Launch
+from tvm_qopt.spec import CHUNKS, PLACES
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.arguments import Part
@@ -206,9 +207,9 @@ class Bound:
         for name in launch.arguments:
             if name in self.given:
                 region = self.given[name]
-                arguments += [region.array.base_data, np.int64(region.place)]
-                if launch.arguments[-1] == TABLE and name != TABLE:
-                    del arguments[-1]  # the table has the place
+                arguments.append(region.array.base_data)
+                if PLACES not in launch.arguments or name in (CHUNKS, PLACES):
+                    arguments.append(np.int64(region.place))
             else:
                 arguments.append(np.int64(sizes[name]))
         kernel.set_args(*arguments)
