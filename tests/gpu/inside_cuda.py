@@ -226,6 +226,18 @@ def test_captured_steps_replay_with_numbers_of_their_own(name: str) -> None:
         assert bits(held) == bits(expected) and step.steps() == at
 
 
+def test_a_captured_step_keeps_the_memory_that_it_reads() -> None:
+    """Its found_inf too, where none was given."""
+    plan, held = adamw()
+    step = plan.capturable(**HYPER)
+    replay = captured(step.step)
+    other, expected = adamw()
+    for at in (1, 2):
+        replay()
+        other.step(step=at, **HYPER)
+    assert step.steps() == 2 and bits(held) == bits(expected)
+
+
 def captured(work: Callable[[], object]) -> Callable[[], None]:
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
