@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvm_qopt.runtime.arrays import (
     ArrayView,
     check_layout,
     copy_from_host,
-    full_like,
+    new_arrays,
     view_of,
     window,
 )
@@ -47,22 +47,28 @@ def check_arguments(spec: KernelSpec, kind: str, given: Mapping[str, Any]) -> di
     return views
 
 
-def own_arrays(spec: KernelSpec, param: Any, view: ArrayView) -> dict[str, Any]:
-    """What a call needs beside what the user has: the scalars it reads and scratch memory.
+def own_arrays(
+    spec: KernelSpec, params: Sequence[Any], views: Sequence[ArrayView]
+) -> list[dict[str, Any]]:
+    """What calls on parameters of one device need beside what the user has: the scalars they read
+    and scratch memory; those of all parameters are slices of one array each.
 
-    NumPy's for memory of the host, else of the library and device of `param`.
+    NumPy's for memory of the host, else of the library and device of the parameters.
     """
-    like = np.empty(0) if view.device[0] in (CPU, CUDA_HOST) else param
-    blocks = -(-view.size // spec.block_size)
-    own = {"hyper": full_like(like, (len(spec.scalars),), "float32", 0)}
-    own |= {
-        t.name: full_like(like, (blocks,), t.dtype, 0) for t in spec.tensors if t.role == WORKSPACE
-    }
+    like = np.empty(0) if views[0].device[0] in (CPU, CUDA_HOST) else params[0]
+    blocks = [-(-view.size // spec.block_size) for view in views]
+    kinds = {"hyper": ("float32", [len(spec.scalars)] * len(views))}
+    kinds |= {t.name: (t.dtype, blocks) for t in spec.tensors if t.role == WORKSPACE}
     if any(t.role == RNG for t in spec.tensors):
-        own["rng"] = full_like(like, (len(RNG_SCALARS),), "int32", 0)
-        own["block_number"] = full_like(like, (blocks,), "int32", 0)
-        copy_from_host(own["block_number"], np.arange(blocks, dtype=np.int32))
-    return own
+        kinds["rng"] = ("int32", [len(RNG_SCALARS)] * len(views))
+        kinds["block_number"] = ("int32", blocks)
+    made = {
+        name: new_arrays(like, [(size,) for size in sizes], dtype, 0)
+        for name, (dtype, sizes) in kinds.items()
+    }
+    for count, numbers in zip(blocks, made.get("block_number", ()), strict=False):
+        copy_from_host(numbers, np.arange(count, dtype=np.int32))
+    return [dict(zip(made, arrays, strict=True)) for arrays in zip(*made.values(), strict=True)]
 
 
 def check_argument(

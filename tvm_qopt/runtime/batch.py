@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_qopt.errors import ShapeMismatch
 from tvm_qopt.runtime.arguments import check_arguments, own_arrays
-from tvm_qopt.runtime.arrays import CUDA, OPENCL, address_cell, copy_from_host, is_torch, view_of
+from tvm_qopt.runtime.arrays import (
+    CUDA,
+    OPENCL,
+    ArrayView,
+    address_cell,
+    copy_from_host,
+    is_torch,
+    on_stream,
+    view_of,
+)
 from tvm_qopt.runtime.calls import VECTOR_BYTES, Call, bind, run
 from tvm_qopt.runtime.scalars import Scalars, random_words
 from tvm_qopt.runtime.state import sums_of
@@ -41,19 +51,21 @@ class Member:
     `place` says where weight and gradient are now; their sizes and dtypes stay.
     """
 
-    def __init__(self, kernel: Kernel, given: Mapping[str, Any], hyper: Any, moves: _Moves) -> None:
-        spec, self._moves = kernel.spec, moves
-        views = check_arguments(spec, kernel.manifest.kind, given)
+    def __init__(
+        self,
+        kernel: Kernel,
+        given: Mapping[str, Any],
+        views: dict[str, ArrayView],
+        own: dict[str, Any],
+        moves: _Moves,
+    ) -> None:
         self._kernel, self.device = kernel, views["param"].device
-        kernel.check_runs_on(self.device)
+        self.own, self._moves = own, moves
         self.addresses = {n: views[n].address for n, x in given.items() if is_torch(x)}
-        self.own = own_arrays(spec, given["param"], views["param"])
-        if hyper is not None:
-            self.own["hyper"] = hyper
-        views |= {name: view_of(name, array) for name, array in self.own.items()}
+        views = views | {name: view_of(name, array) for name, array in own.items()}
         self.calls = bind(kernel, views)
         self._aligned = "main_any" not in kernel.parts
-        index = {t.name: i for i, t in enumerate(spec.tensors)}
+        index = {t.name: i for i, t in enumerate(kernel.spec.tensors)}
         self._places = {
             name: self._cells(views, name, index[name]) for name in MOVING if name in index
         }
@@ -91,10 +103,28 @@ class Batch:
 
     def add(self, given: Mapping[str, Any]) -> Member:
         """Check the arguments of a tensor (those of `Kernel.plan`, by name) and bind them."""
-        member = Member(self.kernel, given, self._shared, self._moves)
+        return self.add_all([given])[0]
+
+    def add_all(self, tensors: Sequence[Mapping[str, Any]]) -> list[Member]:
+        """The same of many, which may then be one launch on OpenCL too."""
+        if not tensors:
+            return []
+        kernel = self.kernel
+        spec, kind = kernel.spec, kernel.manifest.kind
+        views = [check_arguments(spec, kind, given) for given in tensors]
+        devices = {view["param"].device for view in views}
+        if len(devices) > 1:
+            got = f"{len(devices)} devices"
+            raise ShapeMismatch("tensors", expected="tensors of one device", got=got)
+        kernel.check_runs_on(*devices)
+        params = [given["param"] for given in tensors]
+        own = own_arrays(spec, params, [view["param"] for view in views])
         if not self._passes:
-            self._shared = member.own["hyper"]
-        return member
+            self._shared = own[0]["hyper"] if self._shared is None else self._shared
+            own = [{**each, "hyper": self._shared} for each in own]
+        return [
+            Member(kernel, *each, self._moves) for each in zip(tensors, views, own, strict=True)
+        ]
 
     def scalars(
         self,
@@ -127,12 +157,13 @@ class Batch:
         if not members:
             return []
         ran = [True] * len(members)
-        if self._passes:
-            ran = self._find_norms(members, scalars, reduce, stream)
-        else:
-            self._write(self._shared, scalars)
-        ready = [member for member, runs in zip(members, ran, strict=True) if runs]
-        self._run([call for m in ready for call in m.calls.update], members, stream)
+        with on_stream(members[0].own["hyper"], stream):
+            if self._passes:
+                ran = self._find_norms(members, scalars, reduce, stream)
+            else:
+                self._write(self._shared, scalars)
+            ready = [member for member, runs in zip(members, ran, strict=True) if runs]
+            self._run([call for m in ready for call in m.calls.update], members, stream)
         return ran
 
     def sums(self, members: Sequence[Member], number: int = 0, *, stream: Any = None) -> Sums:

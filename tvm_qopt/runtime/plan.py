@@ -39,7 +39,7 @@ class Plan:
         self.size = views["param"].size
         self.device = views["param"].device
         kernel.check_runs_on(self.device)
-        own = own_arrays(spec, given["param"], views["param"])
+        (own,) = own_arrays(spec, [given["param"]], [views["param"]])
         self.own, self._hyper, self._rng = own, own["hyper"], own.get("rng")
         host = isinstance(self._hyper, np.ndarray)
         self._host_hyper = self._hyper if host else np.zeros(len(spec.scalars), np.float32)

@@ -25,12 +25,8 @@ class PlanMany:
         self.kernel = kernel
         self._given = [dict(given) for given in tensors]
         self._batch = Batch(kernel)
-        self._members = [self._batch.add(given) for given in self._given]
+        self._members = self._batch.add_all(self._given)
         self._check_apart()
-        devices = {member.device for member in self._members}
-        if len(devices) > 1:
-            wanted = "tensors of one device"
-            raise ShapeMismatch("tensors", expected=wanted, got=f"{len(devices)} devices")
         self._marks = [version_counter(given["param"]) for given in self._given]
 
     def __len__(self) -> int:
