@@ -1,4 +1,5 @@
-"""`tvm-qopt tune`: search a schedule's choices for the fastest kernels, here or on a fleet."""
+"""`tvm-qopt tune`: search a schedule's choices for the fastest kernels, here, on a fleet, or on a
+machine without a compiler."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tvm_qopt.cli.bench import others_meanwhile, warn_if_busy
 from tvm_qopt.cli.build import compiler
 from tvm_qopt.cli.machine import why_not_here
-from tvm_qopt.cli.report import messages, paragraphs, print_json, print_note, print_table
+from tvm_qopt.cli.report import messages, paragraphs, print_json, print_note, print_table, waiting
 from tvm_qopt.cli.specs import TARGET_HELP, SpecOptions, resolve
-from tvm_qopt.errors import StoreError, ToolMissing, UnsupportedSpec
+from tvm_qopt.errors import RecordInvalid, StoreError, ToolMissing, UnknownName, UnsupportedSpec
 from tvm_qopt.targets import NATIVE, TargetPreset, get_target
 
 if TYPE_CHECKING:
@@ -24,17 +26,23 @@ if TYPE_CHECKING:
 
     from tvm_qopt.compiler.trials import Trial
     from tvm_qopt.compiler.tune import Found, Options, Progress
+    from tvm_qopt.measure import Machine
     from tvm_qopt.spec import KernelSpec
 
 HELP = paragraphs(
-    """Search for the fastest schedule of each SPEC on this CPU, or on others by --rpc.
+    """Search for the fastest schedule of each SPEC, on this machine or on others.
 
 Kernels are built, timed and logged one after the other until the budget is used up, or every choice
 was tried; then the fastest meet the default in one interleaved run. The best one becomes a record,
-if it does what the reference does, and every later build for such a CPU takes it; `tvm-qopt show`
-says which. Records go to your own folder (TVM_QOPT_RECORDS, else the user's data folder) or to -o.
+if it does what the reference does, and every later build for such a machine takes it;
+`tvm-qopt show` says which. Records go to your own folder (TVM_QOPT_RECORDS, else the user's data
+folder) or to -o.
 
 Ctrl-C and crashes lose nothing that was tried: --resume goes on.
+
+Where there is no compiler: --pack builds all kernels into a folder, `python FOLDER/measure.py` on
+the machine with the GPU (NumPy, and torch for CUDA or pyopencl for OpenCL) times them, and
+--measured takes the folder back and writes the records.
 
 [bold]Examples[/bold]
 
@@ -42,14 +50,19 @@ Ctrl-C and crashes lose nothing that was tried: --resume goes on.
 
 [cyan]tvm-qopt tune adamw-fp8 --target llvm-x86-64-v3 --minutes 5 --plot tuned.png[/cyan]
 
-[cyan]tvm-qopt tune adamw --target llvm-x86-64-v4 --rpc tracker:9190 --key avx512[/cyan]
+[cyan]tvm-qopt tune adamw --target cuda-sm90 --rpc tracker:9190 --key h100[/cyan]
 
-Exit codes: 0 tuned; 1 failed (a package or server is missing); 2 wrong usage, an unknown name or a
-target that cannot be tuned; 130 interrupted.
+[cyan]tvm-qopt tune adamw --target cuda-sm90 --pack FOLDER --python 3.12[/cyan], then
+[cyan]tvm-qopt tune adamw --target cuda-sm90 --measured FOLDER[/cyan]
+
+Exit codes: 0 tuned; 1 failed (a package, server or measurement is missing or does not fit); 2 wrong
+usage, an unknown name or a target that cannot be tuned there; 130 interrupted.
 """
 )
 TRIALS = 64  # where no budget is given
 NEEDS = ("cloudpickle", "psutil")  # of TVM's worker processes
+TUNED = ("llvm", "cuda", "opencl")  # kinds whose kernels are called from here
+BOTH = "--rpc, or --pack"
 
 
 def tune(
@@ -79,6 +92,17 @@ def tune(
         str | None, typer.Option(metavar="HOST:PORT", help="Run kernels on a tracker's servers.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The servers' key, with --rpc.")] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="A folder to build all kernels into, for a machine without a compiler."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="Its version of Python, with --pack.", show_default="this one's"),
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A folder that was packed and measured there.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     wanted, preset = resolve(specs, SpecOptions()), get_target(target)
@@ -86,11 +110,25 @@ def tune(
         raise typer.BadParameter("give either --trials or --minutes")
     if (rpc is None) != (key is None):
         raise typer.BadParameter("--rpc and --key go together")
-    _check(preset, plot, here=rpc is None)
+    _check_ways({"--rpc": rpc, "--pack": pack, "--measured": measured})
+    if python and not pack:
+        raise typer.BadParameter("--python goes with --pack")
+    elsewhere = "--pack" if pack else "--measured" if measured else ""
+    if elsewhere and (minutes is not None or resume):
+        raise typer.BadParameter(f"--minutes and --resume do not go with {elsewhere}")
+    here = rpc is None and not elsewhere
+    _check(preset, plot, here=here, rpc=rpc is not None, packs=pack is not None)
     compiler()
-    options = _options(size, trials, minutes, seed, resume, rpc, key)
+    if pack:
+        _pack(wanted, preset, pack, python, size, trials or TRIALS, seed, json=json)
+        return
     folder = out or _own_folder()
-    found = [_tune(spec, preset, folder, options) for spec in wanted]
+    print_note(f"records go to {folder}")
+    if measured:
+        found = _take(wanted, preset, folder, measured)
+    else:
+        options = _options(size, trials, minutes, seed, resume, _machine(preset, rpc, key))
+        found = _search(wanted, preset, folder, options, here=here)
     if plot:
         from tvm_qopt.cli.tune_plot import plot_trials
 
@@ -101,7 +139,13 @@ def tune(
         _print(found)
 
 
-def _check(preset: TargetPreset, plot: Path | None, *, here: bool) -> None:
+def _check_ways(ways: dict[str, Any]) -> None:
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter(f"give one of {', '.join(given)}")
+
+
+def _check(preset: TargetPreset, plot: Path | None, *, here: bool, rpc: bool, packs: bool) -> None:
     """Raise now what would otherwise come after the search."""
     needs = (*NEEDS, "matplotlib") if plot else NEEDS
     missing = [package for package in needs if not importlib.util.find_spec(package)]
@@ -110,9 +154,33 @@ def _check(preset: TargetPreset, plot: Path | None, *, here: bool) -> None:
         raise ToolMissing(f"tune needs {', '.join(missing)}: pip install 'tvm_qopt[{extra}]'")
     if plot and not plot.absolute().parent.is_dir():
         raise StoreError(f"--plot {plot}: there is no folder {plot.parent}")
-    reason = why_not_here(preset) if here and preset.on_cpu else None
+    if preset.kind not in TUNED:
+        raise UnsupportedSpec(
+            f"--target: {preset.name} is text for other programs and cannot be tuned; "
+            f"{', '.join(TUNED)} can"
+        )
+    if packs and preset.on_cpu:
+        raise UnsupportedSpec(f"--pack: for GPUs; {preset.name} is tuned on the CPU or by --rpc")
+    if rpc and preset.kind == "opencl":
+        raise UnsupportedSpec("--rpc: TVM's servers run no OpenCL; tune on the machine, or --pack")
+    reason = why_not_here(preset) if here else None
     if reason:
-        raise UnsupportedSpec(f"--target: {preset.name} does not run here ({reason}); use --rpc")
+        ways = "--rpc" if preset.on_cpu else "--pack" if preset.kind == "opencl" else BOTH
+        raise UnsupportedSpec(f"--target: {preset.name} does not run here ({reason}); use {ways}")
+
+
+def _machine(preset: TargetPreset, rpc: str | None, key: str | None) -> Machine:
+    """Where kernels run."""
+    from tvm_qopt.compiler.measure import Here, Remote
+    from tvm_qopt.devices.session import DeviceMachine
+
+    device = "cpu" if preset.on_cpu else preset.kind
+    if rpc is not None and key is not None:
+        host, _, port = rpc.rpartition(":")
+        if not host or not port.isdecimal():
+            raise typer.BadParameter(f"--rpc takes HOST:PORT, got {rpc!r}")
+        return Remote(host, int(port), key, device)
+    return DeviceMachine(device) if preset.kind == "opencl" else Here(device)
 
 
 def _options(
@@ -121,19 +189,11 @@ def _options(
     minutes: float | None,
     seed: int,
     resume: bool,
-    rpc: str | None,
-    key: str | None,
+    machine: Machine,
 ) -> Options:
-    from tvm_qopt.compiler.measure import Remote
     from tvm_qopt.compiler.tune import Options
     from tvm_qopt.runtime.threads import get_num_threads
 
-    remote = None
-    if rpc is not None and key is not None:
-        host, _, port = rpc.rpartition(":")
-        if not host or not port.isdecimal():
-            raise typer.BadParameter(f"--rpc takes HOST:PORT, got {rpc!r}")
-        remote = Remote(host, int(port), key)
     return Options(
         elements=size,
         trials=TRIALS if trials is None and minutes is None else trials,
@@ -141,7 +201,7 @@ def _options(
         seed=seed,
         resume=resume,
         threads=get_num_threads(),
-        remote=remote,
+        machine=machine,
     )
 
 
@@ -154,11 +214,104 @@ def _own_folder() -> Path:
     return folder
 
 
-def _tune(spec: KernelSpec, preset: TargetPreset, folder: Path, options: Options) -> Found:
+def _search(
+    specs: Sequence[KernelSpec],
+    preset: TargetPreset,
+    folder: Path,
+    options: Options,
+    *,
+    here: bool,
+) -> list[Found]:
+    from tvm_qopt.bench.machine import Watch
     from tvm_qopt.compiler.tune import tune
+    from tvm_qopt.runtime.store import defining_modules
 
-    with _view() as view:
-        return tune(spec, preset, folder, options, view.show)
+    if here:
+        warn_if_busy()
+    watch, found = Watch(), []
+    for spec in specs:
+        mine = dataclasses.replace(options, modules=tuple(defining_modules(spec)))
+        with _view() as view:
+            found.append(tune(spec, preset, folder, mine, view.show))
+    if here:
+        others_meanwhile(watch)
+    return found
+
+
+# --- for a machine without a compiler ---
+
+
+def _pack(
+    specs: Sequence[KernelSpec],
+    preset: TargetPreset,
+    folder: Path,
+    python: str | None,
+    size: int,
+    trials: int,
+    seed: int,
+    *,
+    json: bool,
+) -> None:
+    from tvm_qopt.compiler.elsewhere import pack_search
+    from tvm_qopt.devices import surroundings
+    from tvm_qopt.packed import Pack, write_json
+    from tvm_qopt.runtime.store import defining_modules
+
+    for spec in specs:
+        if modules := defining_modules(spec):
+            raise UnsupportedSpec(
+                f"--pack: {spec.name} is defined in {', '.join(modules)}, which is not packed"
+            )
+    surroundings.new_folder(folder)
+    searches = {}
+    for spec in specs:
+        with waiting(f"building the kernels of {spec.name}"):
+            searches[spec.name] = pack_search(
+                spec, preset, folder, elements=size, trials=trials, seed=seed
+            )
+    surroundings.add_surroundings(folder, preset.kind, python or surroundings.THIS_PYTHON)
+    surroundings.write_script(folder)
+    write_json(Pack(preset.name, preset.kind, searches), folder)
+    packed = surroundings.check_size(folder)
+    for name, search in searches.items():
+        for each in search.candidates:
+            if each.error:
+                print_note(f"failed: {name}: {_words(each.decisions)}: {each.error}")
+    if json:
+        counts = {name: len(search.candidates) for name, search in searches.items()}
+        print_json({"packed": str(folder.resolve()), "bytes": packed, "kernels": counts})
+        return
+    rows = [[name, str(len(search.candidates))] for name, search in searches.items()]
+    print_table(f"packed in {folder}, {packed / (1 << 20):.1f} MiB", ["spec", "kernels"], rows)
+    print_note(
+        f"on the machine: python {folder}/measure.py; then here: tvm-qopt tune "
+        f"{' '.join(searches)} --target {preset.name} --measured {folder}"
+    )
+
+
+def _take(
+    specs: Sequence[KernelSpec], preset: TargetPreset, folder: Path, measured: Path
+) -> list[Found]:
+    """Records of what was measured of a pack."""
+    from tvm_qopt.compiler.elsewhere import MeasuredElsewhere
+    from tvm_qopt.compiler.tune import take_measured
+    from tvm_qopt.packed import read_measured, read_pack
+
+    pack = read_pack(measured)
+    if pack.target != preset.name:
+        raise RecordInvalid(
+            f"--measured: {measured} was packed for {pack.target}, and --target is {preset.name}"
+        )
+    for spec in specs:
+        if spec.name not in pack.searches:
+            raise UnknownName(f"spec in --measured {measured}", spec.name, pack.searches)
+    got, found = read_measured(measured), []
+    for spec in specs:
+        search = pack.searches[spec.name]
+        laboratory = MeasuredElsewhere(search, got.results[spec.name], got.device)
+        with _view() as view:
+            found.append(take_measured(spec, preset, folder, search, laboratory, view.show))
+    return found
 
 
 # --- while it runs ---

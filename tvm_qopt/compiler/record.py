@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,16 +22,24 @@ from tvm_qopt.targets import NATIVE, TargetPreset
 
 @dataclass(frozen=True)
 class Selection:
-    """A record, or None for the default schedule, and why, in words."""
+    """A record, or None for the default schedule, and why, in words.
+
+    given: in place of both, decisions to try.
+    """
 
     record: TuningRecord | None
     why: str
+    given: Mapping[str, int] | None = None
 
     @property
     def decisions(self) -> Mapping[str, int]:
+        if self.given is not None:
+            return self.given
         return self.record.decisions if self.record else {}
 
     def as_manifest(self) -> dict[str, str]:
+        if self.given is not None:
+            return {"kind": "tried", "decisions": json.dumps(self.given)}
         if self.record is None:
             return {"kind": "default"}
         return {"kind": "tuned", "record": self.record.hash}

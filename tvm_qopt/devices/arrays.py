@@ -1,12 +1,10 @@
-"""What check.py needs of a device: arrays, time and the speed of a copy; CUDA by torch, OpenCL by
-pyopencl (to try the script where there is no GPU)."""
+"""Arrays on a GPU, and the time of work there: CUDA by torch, OpenCL by pyopencl."""
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ class Cuda:
 
         self.torch = torch
         self.name = str(torch.cuda.get_device_name(0))
+        self.arch = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
 
     def put(self, x: Array, dtype: str) -> Any:
         """A copy on the device; bfloat16 is given as its bits."""
@@ -40,19 +39,21 @@ class Cuda:
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.torch.full((size,), value, dtype=getattr(self.torch, dtype), device="cuda")
 
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work` on the device, by events."""
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(number):
+            work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
     def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
-        """The median time of one call of `work` on the device, by events."""
-        torch, times = self.torch, []
+        """The median time of one call of `work`."""
         for _ in range(3):
             work()
-        for _ in range(rounds):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        return statistics.median(times)
+        return statistics.median(self.elapsed(work, 1) for _ in range(rounds))
 
     def copy_speed(self, size: int) -> float:
         """Bytes a second, read and written, of a copy of float32 from one tensor to another."""
@@ -66,26 +67,6 @@ class Cuda:
             work()
         replay: Callable[[], object] = graph.replay
         return replay
-
-    def peer_rows(
-        self, layouts: Mapping[str, Sequence[int]], copy: float
-    ) -> Iterator[tuple[str, str, str]]:
-        """torch's fused AdamW, which moves 28 bytes an element, and bitsandbytes' where it is."""
-        makers = {"torch AdamW, fused": (lambda p: self.torch.optim.AdamW(p, fused=True), 28.0)}
-        if importlib.util.find_spec("bitsandbytes"):
-            import bitsandbytes
-
-            makers["bitsandbytes AdamW8bit"] = (bitsandbytes.optim.AdamW8bit, 16.06)
-        for name, (make, bytes_) in makers.items():
-            for words, sizes in layouts.items():
-                params = [self.full(n, "float32", 1.0).requires_grad_() for n in sizes]
-                for param in params:
-                    param.grad = self.full(param.numel(), "float32", 1e-3)
-                took = self.seconds(make(params).step)
-                share = bytes_ * sum(sizes) / took / copy
-                yield name, f"{share:.0%} of the copy", f"{words}: {took * 1e3:.3f} ms"
-                del params
-                self.free()
 
     def free(self) -> None:
         self.torch.cuda.empty_cache()
@@ -102,7 +83,7 @@ class OpenCl:
 
         device = next(d for platform in cl.get_platforms() for d in platform.get_devices())
         self.arrays, self.queue = arrays, cl.CommandQueue(cl.Context([device]))
-        self.name = str(device.name.strip())
+        self.name, self.arch = str(device.name.strip()), ""
 
     def put(self, x: Array, dtype: str) -> Any:
         return self.arrays.to_device(self.queue, x)
@@ -116,17 +97,19 @@ class OpenCl:
         kind, fill = ("uint16", bits) if dtype == "bfloat16" else (dtype, value)
         return self.put(np.full(size, fill, kind), dtype)
 
-    def seconds(self, work: Callable[[], object], *, rounds: int = 3) -> float:
-        """The median time of one call of `work`, until the queue is done."""
-        times = []
-        work()
-        for _ in range(rounds):
-            self.queue.finish()
-            start = time.perf_counter()
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work`, until the queue is done."""
+        self.queue.finish()
+        start = time.perf_counter()
+        for _ in range(number):
             work()
-            self.queue.finish()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        self.queue.finish()
+        return time.perf_counter() - start
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 3) -> float:
+        """The median time of one call of `work`."""
+        work()
+        return statistics.median(self.elapsed(work, 1) for _ in range(rounds))
 
     def copy_speed(self, size: int) -> float:
         import pyopencl as cl
