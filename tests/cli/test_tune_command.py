@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from tvm_qopt.cli import tune as command
 from tvm_qopt.cli.app import app
+from tvm_qopt.cli.tune_view import print_found
 from tvm_qopt.compiler.build import lower, select, tvm_target
 from tvm_qopt.compiler.measure import Laboratory, Remote, build_library
 from tvm_qopt.compiler.record import record_preset
@@ -53,7 +54,11 @@ def invoke(*arguments: str | Path) -> Any:
         (["--target", "opencl", "--rpc", "localhost:9190", "--key", "k"], "run no OpenCL"),
         (["--pack", "x"], f"--pack: for GPUs; {NATIVE} is tuned"),
         (["--pack", "x", "--measured", "y"], "give one of --pack, --measured"),
-        (["--pack", "x", "--target", "opencl", "--minutes", "1"], "do not go with --pack"),
+        (
+            ["--pack", "x", "--target", "opencl", "--minutes", "1"],
+            "--minutes with --pack",
+        ),
+        (["--measured", "x", "--size", "9"], "--size with --measured: it has no use"),
         (["--python", "3.12"], "--python goes with --pack"),
         (["--target", "llvm-aarch64"], "does not run here"),
     ],
@@ -114,7 +119,7 @@ def test_the_result_is_for_people_too(capsys: pytest.CaptureFixture[str]) -> Non
     )  # fmt: skip
     trials = [Trial({"lanes": 32}, "0", (1e-3,)), Trial({"lanes": 64}, "1", error="it ended")]
     found = Found(record, Path("x.jsonl"), (1.5, 2.0, 2.5), trials, ["{}: param: 3 differ"], True)
-    command._print([found])
+    print_found([found])
     out, err = capsys.readouterr()
     for word in (SPEC.name, "2 (all)", "1.000", "2.00 (1.50 to 2.50)", "lanes 32", "x.jsonl"):
         assert word in out

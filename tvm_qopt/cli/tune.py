@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +14,16 @@ import typer
 from tvm_qopt.cli.bench import others_meanwhile, warn_if_busy
 from tvm_qopt.cli.build import compiler
 from tvm_qopt.cli.machine import why_not_here
-from tvm_qopt.cli.report import messages, paragraphs, print_json, print_note, print_table, waiting
+from tvm_qopt.cli.report import paragraphs, print_json, print_note
 from tvm_qopt.cli.specs import TARGET_HELP, SpecOptions, resolve
-from tvm_qopt.errors import RecordInvalid, StoreError, ToolMissing, UnknownName, UnsupportedSpec
+from tvm_qopt.cli.tune_elsewhere import pack as pack_into
+from tvm_qopt.cli.tune_elsewhere import take
+from tvm_qopt.cli.tune_view import as_data, print_found, view_of_search
+from tvm_qopt.errors import StoreError, ToolMissing, UnsupportedSpec
 from tvm_qopt.targets import NATIVE, TargetPreset, get_target
 
 if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
-
-    from tvm_qopt.compiler.trials import Trial
-    from tvm_qopt.compiler.tune import Found, Options, Progress
+    from tvm_qopt.compiler.tune import Found, Options
     from tvm_qopt.measure import Machine
     from tvm_qopt.spec import KernelSpec
 
@@ -59,7 +57,7 @@ Exit codes: 0 tuned; 1 failed (a package, server or measurement is missing or do
 usage, an unknown name or a target that cannot be tuned there; 130 interrupted.
 """
 )
-TRIALS = 64  # where no budget is given
+TRIALS, SEED, SIZE = 64, 0, 1 << 24  # by default
 NEEDS = ("cloudpickle", "psutil")  # of TVM's worker processes
 TUNED = ("llvm", "cuda", "opencl")  # kinds whose kernels are called from here
 BOTH = "--rpc, or --pack"
@@ -79,8 +77,14 @@ def tune(
         float | None, typer.Option(min=0, help="Time for each spec, in place of --trials.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was tried.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order in which to try.")] = 0,
-    size: Annotated[int, typer.Option(min=1, help="Parameters of the one tensor.")] = 1 << 24,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of the order in which to try.", show_default=str(SEED)),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parameters of the one tensor.", show_default=str(SIZE)),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the records.", show_default="your own"),
@@ -114,35 +118,48 @@ def tune(
     if python and not pack:
         raise typer.BadParameter("--python goes with --pack")
     elsewhere = "--pack" if pack else "--measured" if measured else ""
-    if elsewhere and (minutes is not None or resume):
-        raise typer.BadParameter(f"--minutes and --resume do not go with {elsewhere}")
+    unused: dict[str, Any] = {"--minutes": minutes, "--resume": resume or None}
+    if pack:
+        unused |= {"--plot": plot, "--out": out}
+    else:
+        unused |= {"--trials": trials, "--size": size, "--seed": seed}
+    _check_alone(elsewhere, unused)
     here = rpc is None and not elsewhere
     _check(preset, plot, here=here, rpc=rpc is not None, packs=pack is not None)
     compiler()
     if pack:
-        _pack(wanted, preset, pack, python, size, trials or TRIALS, seed, json=json)
+        budget = {"size": size or SIZE, "trials": trials or TRIALS, "seed": seed or SEED}
+        pack_into(wanted, preset, pack, python=python, json=json, **budget)
         return
     folder = out or _own_folder()
     print_note(f"records go to {folder}")
     if measured:
-        found = _take(wanted, preset, folder, measured)
+        found = take(wanted, preset, folder, measured)
     else:
-        options = _options(size, trials, minutes, seed, resume, _machine(preset, rpc, key))
+        machine = _machine(preset, rpc, key)
+        options = _options(size or SIZE, trials, minutes, seed or SEED, resume, machine)
         found = _search(wanted, preset, folder, options, here=here)
     if plot:
         from tvm_qopt.cli.tune_plot import plot_trials
 
         plot_trials(found, plot)
     if json:
-        print_json({"tuned": [_as_data(each) for each in found]})
+        print_json({"tuned": [as_data(each) for each in found]})
     else:
-        _print(found)
+        print_found(found)
 
 
 def _check_ways(ways: dict[str, Any]) -> None:
     given = [name for name, value in ways.items() if value is not None]
     if len(given) > 1:
         raise typer.BadParameter(f"give one of {', '.join(given)}")
+
+
+def _check_alone(way: str, others: Mapping[str, Any]) -> None:
+    """What does nothing beside --pack or --measured is refused."""
+    given = [name for name, value in others.items() if value is not None]
+    if way and given:
+        raise typer.BadParameter(f"{', '.join(given)} with {way}: it has no use for that")
 
 
 def _check(preset: TargetPreset, plot: Path | None, *, here: bool, rpc: bool, packs: bool) -> None:
@@ -231,191 +248,8 @@ def _search(
     watch, found = Watch(), []
     for spec in specs:
         mine = dataclasses.replace(options, modules=tuple(defining_modules(spec)))
-        with _view() as view:
+        with view_of_search() as view:
             found.append(tune(spec, preset, folder, mine, view.show))
     if here:
         others_meanwhile(watch)
     return found
-
-
-# --- for a machine without a compiler ---
-
-
-def _pack(
-    specs: Sequence[KernelSpec],
-    preset: TargetPreset,
-    folder: Path,
-    python: str | None,
-    size: int,
-    trials: int,
-    seed: int,
-    *,
-    json: bool,
-) -> None:
-    from tvm_qopt.compiler.elsewhere import pack_search
-    from tvm_qopt.devices import surroundings
-    from tvm_qopt.packed import Pack, write_json
-    from tvm_qopt.runtime.store import defining_modules
-
-    for spec in specs:
-        if modules := defining_modules(spec):
-            raise UnsupportedSpec(
-                f"--pack: {spec.name} is defined in {', '.join(modules)}, which is not packed"
-            )
-    surroundings.new_folder(folder)
-    searches = {}
-    for spec in specs:
-        with waiting(f"building the kernels of {spec.name}"):
-            searches[spec.name] = pack_search(
-                spec, preset, folder, elements=size, trials=trials, seed=seed
-            )
-    surroundings.add_surroundings(folder, preset.kind, python or surroundings.THIS_PYTHON)
-    surroundings.write_script(folder)
-    write_json(Pack(preset.name, preset.kind, searches), folder)
-    packed = surroundings.check_size(folder)
-    for name, search in searches.items():
-        for each in search.candidates:
-            if each.error:
-                print_note(f"failed: {name}: {_words(each.decisions)}: {each.error}")
-    if json:
-        counts = {name: len(search.candidates) for name, search in searches.items()}
-        print_json({"packed": str(folder.resolve()), "bytes": packed, "kernels": counts})
-        return
-    rows = [[name, str(len(search.candidates))] for name, search in searches.items()]
-    print_table(f"packed in {folder}, {packed / (1 << 20):.1f} MiB", ["spec", "kernels"], rows)
-    print_note(
-        f"on the machine: python {folder}/measure.py; then here: tvm-qopt tune "
-        f"{' '.join(searches)} --target {preset.name} --measured {folder}"
-    )
-
-
-def _take(
-    specs: Sequence[KernelSpec], preset: TargetPreset, folder: Path, measured: Path
-) -> list[Found]:
-    """Records of what was measured of a pack."""
-    from tvm_qopt.compiler.elsewhere import MeasuredElsewhere
-    from tvm_qopt.compiler.tune import take_measured
-    from tvm_qopt.packed import read_measured, read_pack
-
-    pack = read_pack(measured)
-    if pack.target != preset.name:
-        raise RecordInvalid(
-            f"--measured: {measured} was packed for {pack.target}, and --target is {preset.name}"
-        )
-    for spec in specs:
-        if spec.name not in pack.searches:
-            raise UnknownName(f"spec in --measured {measured}", spec.name, pack.searches)
-    got, found = read_measured(measured), []
-    for spec in specs:
-        search = pack.searches[spec.name]
-        laboratory = MeasuredElsewhere(search, got.results[spec.name], got.device)
-        with _view() as view:
-            found.append(take_measured(spec, preset, folder, search, laboratory, view.show))
-    return found
-
-
-# --- while it runs ---
-
-
-class _View:
-    """A table that stays in place on a terminal; elsewhere a line for each new best."""
-
-    def __init__(self, live: Live | None) -> None:
-        self.live, self.best, self.count = live, float("inf"), 0
-
-    def show(self, now: Progress) -> None:
-        self.count = len(now.trials)
-        if self.live:
-            self.live.update(_table(now))
-            return
-        best = min(now.trials, key=lambda trial: trial.median, default=None)
-        if best and best.median < self.best:
-            self.best = best.median
-            said = f"{_ns(best, now)} ns a parameter: {_words(best.decisions)}"
-            print_note(f"{now.spec.name}: trial {self.count}{_of(now)}: {said}")
-
-
-@contextmanager
-def _view() -> Iterator[_View]:
-    """What shows a search; says where it stopped, if it was not its end."""
-    from rich.live import Live
-
-    console, ended = messages(), False
-    live = Live(console=console, transient=True) if console.is_terminal else None
-    view = _View(live)
-    try:
-        if live:
-            with live:
-                yield view
-        else:
-            yield view
-        ended = True
-    finally:
-        if not ended and view.count:
-            print_note(f"{view.count} trials are kept: --resume goes on with them")
-
-
-def _table(now: Progress) -> Table:
-    from rich.table import Table
-
-    table = Table(title=now.spec.name, title_justify="left", title_style="bold")
-    for column in ("", "trial", "ns a parameter", "times as fast", "choices"):
-        table.add_column(column)
-    default = now.trials[0] if now.trials else None
-    best = min(now.trials, key=lambda trial: trial.median, default=None)
-    for name, trial in (("default", default), ("best so far", best)):
-        if trial and default and trial.seconds:
-            gain = default.median / trial.median
-            number = str(list(now.trials).index(trial) + 1)
-            words = _words(trial.decisions)
-            table.add_row(name, number, _ns(trial, now), f"{gain:.2f}", words)
-    failed = sum(trial.error is not None for trial in now.trials)
-    left = "" if now.left is None else f", about {max(now.left, 0):.0f} s left"
-    table.caption = f"{now.doing}: {len(now.trials)}{_of(now)} tried, {failed} failed{left}"
-    table.caption_justify = "left"
-    return table
-
-
-def _of(now: Progress) -> str:
-    return "" if now.expected is None else f" of {now.expected}"
-
-
-def _ns(trial: Trial, now: Progress) -> str:
-    return f"{trial.median / now.elements * 1e9:.3f}"
-
-
-def _words(decisions: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in decisions.items())
-
-
-# --- at its end ---
-
-
-def _print(found: Sequence[Found]) -> None:
-    rows = []
-    for each in found:
-        low, middle, high = each.speedup
-        trials = f"{len(each.trials)}{' (all)' if each.exhausted else ''}"
-        gain = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        spec, ns = each.record.spec, f"{each.record.ns:.3f}"
-        rows.append([spec, trials, ns, gain, _words(each.record.decisions), str(each.path)])
-    title = "tuned (times as fast as the default: median and middle half of the rounds)"
-    columns = ["spec", "trials", "ns a parameter", "times as fast", "choices", "record"]
-    print_table(title, columns, rows)
-    for each in found:
-        for trial in each.trials:
-            if trial.error:
-                print_note(f"failed: {each.record.spec}: {_words(trial.decisions)}: {trial.error}")
-        for wrong in each.rejected:
-            print_note(f"fast and wrong: {each.record.spec}: {wrong}")
-
-
-def _as_data(found: Found) -> dict[str, Any]:
-    return {
-        "record": dataclasses.asdict(found.record),
-        "path": str(found.path.resolve()),
-        "speedup": list(found.speedup),
-        "trials": [dataclasses.asdict(trial) for trial in found.trials],
-        "rejected": list(found.rejected),
-        "exhausted": found.exhausted,
-    }
