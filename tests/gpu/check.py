@@ -4,7 +4,8 @@
     python FOLDER/check.py               # on the machine: Python, NumPy and torch, nothing else
 
 Prints one table, in under four minutes; the exit code is 1 where something is wrong.
-`--device opencl` tries the script itself, on any OpenCL device, with artifacts packed for it.
+`--device cupy` takes CuPy in place of torch; `--device opencl` tries the script itself, on any
+OpenCL device, with artifacts packed for it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cases import expected, moved, random_arrays  # noqa: E402
 from peers import peer_rows  # noqa: E402
 
 from tvm_qopt import reference  # noqa: E402
-from tvm_qopt.devices.arrays import DEVICES, Array  # noqa: E402
+from tvm_qopt.devices.arrays import DEVICES, Array, Cuda  # noqa: E402
 from tvm_qopt.runtime.kernel import Kernel  # noqa: E402
 from tvm_qopt.runtime.library import runtime_libraries  # noqa: E402
 from tvm_qopt.runtime.store import load  # noqa: E402
@@ -141,16 +142,16 @@ def replay(device: Any, plan: Any) -> None:
     step = plan.capturable(found_inf=flag, **HYPER)
     again = device.captured(step.step)
     for found in (0.0, 1.0, 0.0, 0.0):
-        flag.fill_(found) if device.target == "cuda" else flag.fill(np.float32(found))
+        device.fill(flag, found)
         again()
 
 
-def sanitizer_row(folder: Path) -> Row:
+def sanitizer_row(device: str, folder: Path) -> Row:
     what, tool = "racecheck", shutil.which("compute-sanitizer")
     if tool is None:
         return what, "left out", "no compute-sanitizer on this machine"
-    script = [sys.executable, str(Path(__file__)), "--folder", str(folder), "--only", "race"]
-    command = [tool, "--tool", "racecheck", "--error-exitcode", "9", *script]
+    script = [sys.executable, str(Path(__file__)), "--device", device, "--folder", str(folder)]
+    command = [tool, "--tool", "racecheck", "--error-exitcode", "9", *script, "--only", "race"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=SANITIZER_SECONDS)
     except subprocess.TimeoutExpired:
@@ -181,7 +182,7 @@ def speed_rows(check: Check, size: int) -> Iterator[Row]:
             share = sum(moved(spec, n) for n in sizes) / took / copy
             yield name, f"{share:.0%} of the copy", f"{words}: {took * 1e3:.3f} ms"
             device.free()
-    if device.target == "cuda":
+    if isinstance(device, Cuda):
         yield from peer_rows(device, layouts, copy)
 
 
@@ -209,14 +210,14 @@ def step_seconds(check: Check, kernel: Kernel, sizes: list[int]) -> float:
 # --- the table ---
 
 
-def rows_of(check: Check, folder: Path, size: int) -> Iterator[Row]:
+def rows_of(check: Check, device: str, folder: Path, size: int) -> Iterator[Row]:
     yield from right_rows(check)
     yield oracle_row(check)
     yield norm_row(check)
     yield replay_row(check)
     yield from speed_rows(check, size)
     if check.device.target == "cuda":
-        yield sanitizer_row(folder)
+        yield sanitizer_row(device, folder)
 
 
 def main() -> int:
@@ -232,7 +233,7 @@ def main() -> int:
         return int(any(wrong(check, kernel, 600, 0) for kernel in check.kernels.values()))
     print(f"tvm_qopt on {check.device.name}")
     begun, failed = time.monotonic(), False
-    for what, result, detail in rows_of(check, given.folder, given.size):
+    for what, result, detail in rows_of(check, given.device, given.folder, given.size):
         failed |= result == "WRONG"
         print(f"{what:60} {result:20} {detail}", flush=True)
     print(f"{time.monotonic() - begun:.0f} s")

@@ -1,4 +1,4 @@
-"""Arrays on a GPU, and the time of work there: CUDA by torch, OpenCL by pyopencl."""
+"""Arrays on a GPU, and the time of work there: CUDA by torch or by CuPy, OpenCL by pyopencl."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ class Cuda:
         host: Array = bits.cpu().numpy()
         return host.view(np.uint16) if x.dtype == self.torch.bfloat16 else host
 
+    def fill(self, x: Any, value: float) -> None:
+        x.fill_(value)
+
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.torch.full((size,), value, dtype=getattr(self.torch, dtype), device="cuda")
 
@@ -72,6 +75,75 @@ class Cuda:
         self.torch.cuda.empty_cache()
 
 
+class CuPy:
+    """The first GPU, by CuPy, which has no bfloat16: its arrays hold the bits."""
+
+    target = "cuda"
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+        self.arch = f"sm_{cupy.cuda.Device().compute_capability}"
+        self.name = f"{self.arch}, by CuPy"
+
+    def put(self, x: Array, dtype: str) -> Any:
+        return self.cupy.asarray(x)
+
+    def get(self, x: Any) -> Array:
+        host: Array = x.get()
+        return host
+
+    def fill(self, x: Any, value: float) -> None:
+        x.fill(value)
+
+    def full(self, size: int, dtype: str, value: float) -> Any:
+        return self.cupy.full(size, *_bits(dtype, value))
+
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work` on the device, by events."""
+        start, end = (self.cupy.cuda.Event() for _ in range(2))
+        start.record()
+        for _ in range(number):
+            work()
+        end.record()
+        end.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
+        """The median time of one call of `work`."""
+        for _ in range(3):
+            work()
+        return statistics.median(self.elapsed(work, 1) for _ in range(rounds))
+
+    def copy_speed(self, size: int) -> float:
+        one, other = self.full(size, "float32", 1.0), self.full(size, "float32", 0.0)
+
+        def copy() -> None:
+            other[...] = one
+
+        return 8 * size / self.seconds(copy)
+
+    def captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        """A CUDA graph of `work`, to be called; the current stream replays it."""
+        stream = self.cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            work()
+            graph = stream.end_capture()
+        return lambda: graph.launch()
+
+    def free(self) -> None:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _bits(dtype: str, value: float) -> tuple[Any, str]:
+    """A value, and the dtype of NumPy's, for a number of a dtype: bfloat16 is its bits."""
+    if dtype != "bfloat16":
+        return value, dtype
+    return np.array([value], np.float32).view(np.uint32)[0] >> 16, "uint16"
+
+
 class OpenCl:
     """The first OpenCL device, by pyopencl."""
 
@@ -92,10 +164,11 @@ class OpenCl:
         host: Array = x.get()
         return host
 
+    def fill(self, x: Any, value: float) -> None:
+        x.fill(np.float32(value))
+
     def full(self, size: int, dtype: str, value: float) -> Any:
-        bits = np.array([value], np.float32).view(np.uint32)[0] >> 16
-        kind, fill = ("uint16", bits) if dtype == "bfloat16" else (dtype, value)
-        return self.put(np.full(size, fill, kind), dtype)
+        return self.put(np.full(size, *_bits(dtype, value)), dtype)
 
     def elapsed(self, work: Callable[[], object], number: int) -> float:
         """Seconds of some calls of `work`, until the queue is done."""
@@ -125,4 +198,4 @@ class OpenCl:
         self.queue.finish()
 
 
-DEVICES: dict[str, Callable[[], Any]] = {"cuda": Cuda, "opencl": OpenCl}
+DEVICES: dict[str, Callable[[], Any]] = {"cuda": Cuda, "cupy": CuPy, "opencl": OpenCl}

@@ -19,6 +19,7 @@ from typing import Any
 from tvm_qopt.bench.asked import AskedProcess
 from tvm_qopt.bench.measure import LeftOut
 from tvm_qopt.bench.worker import Answer, run
+from tvm_qopt.devices.arrays import DEVICES
 from tvm_qopt.devices.session import DeviceMachine
 from tvm_qopt.errors import QoptError
 from tvm_qopt.manifest import sha256_of
@@ -47,12 +48,14 @@ SECONDS = 120.0  # that a question may take
 
 def main(folder: Path) -> int:
     parser = argparse.ArgumentParser(description="Measure the kernels of this folder.")
+    parser.add_argument("--arrays", choices=DEVICES, help="cupy: CuPy's in place of torch's")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    if parser.parse_args().worker:
-        run(lambda answer: serve(folder, answer))
+    given = parser.parse_args()
+    if given.worker:
+        run(lambda answer: serve(folder, given.arrays, answer))
         return 0
     try:
-        write_json(measure(folder), folder)
+        write_json(measure(folder, given.arrays), folder)
     except QoptError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -60,17 +63,19 @@ def main(folder: Path) -> int:
     return 0
 
 
-def measure(folder: Path) -> Measured:
-    """Raises ArtifactInvalid for what is not as it was packed, UnsupportedSpec for another GPU, and
+def measure(folder: Path, arrays: str | None = None) -> Measured:
+    """arrays: of which library, None for the usual one of the kind.
+
+    Raises ArtifactInvalid for what is not as it was packed, UnsupportedSpec for another GPU, and
     LeftOut where the device does not work."""
     pack = read_pack(folder)
     for search in pack.searches.values():
         for candidate in search.candidates:
             if candidate.artifact:
                 read_manifest(check_candidate(folder, candidate))
-    worker = _Worker(folder)
+    worker = _Worker(folder, arrays or pack.kind)
     try:
-        device = Device(**worker.ask({"device": pack.kind}))
+        device = Device(**worker.ask({"device": True}))
         check_code(get_target(pack.target), device)
         print(f"{pack.target} on {device.name}", flush=True)
         results = {
@@ -84,8 +89,9 @@ def measure(folder: Path) -> Measured:
 class _Worker:
     """The process that runs kernels; after a failure a new one."""
 
-    def __init__(self, folder: Path) -> None:
-        self._command = [sys.executable, str(folder / SCRIPT), "--worker"]
+    def __init__(self, folder: Path, arrays: str) -> None:
+        script = str(folder / SCRIPT)
+        self._command = [sys.executable, script, "--worker", "--arrays", arrays]
         self._process: AskedProcess | None = None
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -127,11 +133,11 @@ def _why_wrong(worker: _Worker, spec: str, number: int, candidate: Candidate) ->
 # --- in the other process ---
 
 
-def serve(folder: Path, answer: Answer) -> None:
+def serve(folder: Path, arrays: str, answer: Answer) -> None:
     """Answer questions until there are none."""
     pack = read_pack(folder)
     libraries = folder / LIBRARIES
-    machine = DeviceMachine(pack.kind, str(libraries) if libraries.is_dir() else None)
+    machine = DeviceMachine(arrays, str(libraries) if libraries.is_dir() else None)
     for line in sys.stdin:
         asked = json.loads(line)
         if "device" in asked:

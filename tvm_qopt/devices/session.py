@@ -23,27 +23,28 @@ from tvm_qopt.runtime.store import load
 
 @dataclass(frozen=True)
 class DeviceMachine:
-    """The first device of a kind ("cuda", "opencl") here.
+    """The first device here whose arrays are of a library: "cuda" (torch), "cupy" or "opencl".
 
     libraries: a folder that has TVM's runtime, for CUDA where TVM is not installed.
     """
 
-    kind: str
+    arrays: str
     libraries: str | None = None
 
     def count(self) -> int:
         return 1
 
     def open(self, seconds: float) -> DeviceSession:
-        if self.kind == "cuda":
-            runtime_libraries(self.kind, Path(self.libraries) if self.libraries else None)
-        return DeviceSession(_first_device(self.kind))
+        device = _first_device(self.arrays)
+        if device.target == "cuda":
+            runtime_libraries("cuda", Path(self.libraries) if self.libraries else None)
+        return DeviceSession(device)
 
 
 @cache
-def _first_device(kind: str) -> Any:
+def _first_device(arrays: str) -> Any:
     """One context a process, for which a driver compiles a kernel once."""
-    return DEVICES[kind]()
+    return DEVICES[arrays]()
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,11 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_cupy(x: Any) -> bool:
+    """Whether x is an array of CuPy's: NumPy's interface, on a GPU."""
+    return type(x).__module__.partition(".")[0] == "cupy"
+
+
 def _check_torch(name: str, x: Any) -> None:
     """Refuse what DLPack does not say: sparse layouts, lazy signs, storage that is too short."""
     if x.is_sparse or "sparse" in str(x.layout):
@@ -267,7 +272,7 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) 
     """A new array on the device of `like`, filled with a number: of its library, or of NumPy
     where that has no more than DLPack and memory on the CPU.  None: not filled.
 
-    NumPy has no bfloat16: there it is bit patterns, uint16 (in which 0 is 0).
+    NumPy and CuPy have no bfloat16: there it is bit patterns, uint16 (in which 0 is 0).
     """
     if isinstance(like, np.ndarray):
         if value is None:
@@ -279,6 +284,14 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) 
     if opencl.is_opencl(like):
         pattern = full_like(np.empty(0), (1,), dtype, 0 if value is None else value)
         return opencl.new_array(like, pattern, shape, fill=value is not None)
+    if is_cupy(like):
+        import cupy
+
+        with like.device:
+            pattern = full_like(np.empty(0), (1,), dtype, 0 if value is None else value)
+            if value is None:
+                return cupy.empty(tuple(shape), pattern.dtype)
+            return cupy.full(tuple(shape), pattern[0], pattern.dtype)
     if is_torch(like):
         import torch
 
@@ -294,7 +307,7 @@ def full_like(like: Any, shape: Sequence[int], dtype: str, value: float | None) 
         return xp.full(tuple(shape), value, dtype=kind, device=where)
     if view_of("param", like).device[0] in (CPU, CUDA_HOST):
         return full_like(np.empty(0), shape, dtype, value)
-    wanted = "on a GPU an array of torch or of the array API"
+    wanted = "on a GPU an array of torch, CuPy or the array API"
     raise DtypeMismatch("param", expected=wanted, got=type(like).__name__)
 
 
@@ -319,9 +332,9 @@ def float32_copy(x: Any, dtype: str) -> Any:
     if isinstance(x, np.ndarray):
         bits = x.view(np.uint16)
         return load(NUMPY, bits, "bfloat16" if dtype != "float16" else dtype)
-    if opencl.is_opencl(x):
+    if opencl.is_opencl(x) or is_cupy(x):
         copy = full_like(x, x.shape, "float32", None)
-        opencl.write(copy, float32_copy(x.get(), dtype))
+        copy_from_host(copy, float32_copy(x.get(), dtype))
         return copy
     if hasattr(x, "detach"):
         return x.detach().float().contiguous()
@@ -347,6 +360,8 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
         target[...] = values
     elif opencl.is_opencl(target):
         opencl.write(target, values)
+    elif is_cupy(target):
+        target.set(values)
     elif hasattr(target, "copy_"):
         import torch
 
@@ -356,13 +371,18 @@ def copy_from_host(target: Any, values: np.ndarray[Any, Any]) -> None:
 
 
 def on_stream(like: Any, stream: Any) -> AbstractContextManager[Any]:
-    """Inside, torch copies arrays like this one on a CUDA stream given by its handle."""
-    if stream is None or not is_torch(like) or not like.is_cuda:
-        return _NO_STREAM
-    import torch
+    """Inside, the library of an array like this one copies on a CUDA stream given by its handle."""
+    made: AbstractContextManager[Any] = _NO_STREAM
+    if stream is None:
+        return made
+    if is_cupy(like):
+        import cupy
 
-    given = torch.cuda.ExternalStream(stream, device=like.device)
-    made: AbstractContextManager[Any] = torch.cuda.stream(given)
+        made = cupy.cuda.ExternalStream(stream)
+    elif is_torch(like) and like.is_cuda:
+        import torch
+
+        made = torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device))
     return made
 
 
@@ -372,7 +392,7 @@ def current_stream(like: Any, device: int) -> int:
         import torch
 
         return int(torch.cuda.current_stream(device).cuda_stream)
-    if type(like).__module__.partition(".")[0] == "cupy":
+    if is_cupy(like):
         import cupy
 
         return int(cupy.cuda.get_current_stream().ptr)

@@ -50,7 +50,8 @@ class CapturableStep:
 
     `step` queues two or three kernels and no copy, so what a CUDA graph captured of it can be
     replayed for as many steps as one likes.  Where found_inf is not 0, and where a scalar is out of
-    range, a step changes nothing and does not count.
+    range, a step changes nothing and does not count.  It holds memory that those kernels read: keep
+    it as long as their graph.
     """
 
     def __init__(self, plan: Plan, values: dict[str, float], random: Any, found_inf: Any) -> None:
@@ -69,9 +70,11 @@ class CapturableStep:
         if found_inf is None:
             found_inf = full_like(like, (1,), "float32", 0)
         check_found_inf(found_inf, plan.device)
+        self._found_inf = found_inf  # calls keep no array alive
         self._call = self._advance(found_inf)
         # Ahead of a capture every kernel has to be loaded; held back, this step changes nothing.
-        self._run(self._advance(full_like(like, (1,), "float32", 1)), None)
+        held_back = full_like(like, (1,), "float32", 1)
+        self._run(self._advance(held_back), None)
 
     def step(self, *, stream: Any = None) -> None:
         """Queue one update on a stream as `Plan.step` does; it neither waits nor copies."""
