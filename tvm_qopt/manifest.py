@@ -49,7 +49,8 @@ class Manifest:
     entries: the entry points of the module.  files: name -> SHA-256 of each file of the artifact.
     serial_below: elements of a step under which one thread is sooner done than others wake up.
     launches: entry point -> its launch, for kernels that are source (OpenCL); else empty.
-    schedule: {"kind": "default"} or {"kind": "tuned", "record": hash}.
+    schedule: {"kind": "default"}, {"kind": "tuned", "record": hash} or, of the tuner's candidates,
+    {"kind": "tried", "decisions": JSON}.
     """
 
     spec: str

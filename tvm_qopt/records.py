@@ -29,8 +29,9 @@ class TuningRecord:
     """One line of a log.
 
     workload: hash of the definition that was tuned.  decisions: what the schedule is to choose, by
-    name.  seconds, default_seconds: medians of a step of `elements` parameters with these decisions
-    and with the default schedule, interleaved in one run.  trials: kernels timed to find it.
+    name.  threads: of a step on a CPU, 0 on a GPU.  seconds, default_seconds: medians of a step of
+    `elements` parameters with these decisions and with the default schedule, interleaved in one
+    run.  trials: kernels timed to find it.
     """
 
     spec: str
@@ -148,7 +149,11 @@ def record_folders() -> tuple[Path, ...]:
 
 def presets_for(target: TargetPreset) -> tuple[str, ...]:
     """The presets whose records fit a target, the closest first: itself, then those that ask less
-    of the CPU.  Without the name of the host's CPU, which only LLVM knows."""
+    of the CPU.  Without the name of the host's CPU, which only LLVM knows.
+
+    A GPU's are of exactly its preset: what was best on sm_90 says little of the other cards that
+    `cuda-all` has code for, and one schedule serves all of an artifact.
+    """
     own = () if target.name == NATIVE else (target.name,)
     if not target.on_cpu:
         return own
@@ -177,7 +182,7 @@ def _logs_for(spec: str, target: TargetPreset) -> Iterator[Path]:
     """For this machine also the logs of CPUs by name, of which one may be it."""
     fitting = presets_for(target)
     for folder in filter(Path.is_dir, record_folders()):
-        for path in sorted(folder.glob(f"{target.kind}-*/{spec}.jsonl")):
+        for path in sorted(folder.glob(f"{target.kind}*/{spec}.jsonl")):
             by_cpu = path.parent.name not in PRESETS
             if path.parent.name in fitting or (by_cpu and target.name == NATIVE):
                 yield path

@@ -52,6 +52,10 @@ OF_PLAN = ("hyper", "workspace", "rng")  # roles of what a plan makes for itself
 """Roles; "beside" is what a parameter format keeps beside the parameter."""
 
 
+MAIN, TAIL, SERIAL, ANY = "main", "tail", "main_serial", "main_any"
+"""Entry points: full blocks; the short last block; full blocks on the calling thread; full blocks
+of tensors that are aligned to their elements only."""
+
 GATE, ADVANCE = "gate", "advance"
 STEP_ENTRIES = (GATE, ADVANCE)
 """Entry points of GPU kinds with one thread, ahead of the update on its stream.  `gate` puts NaN in

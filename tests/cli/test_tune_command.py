@@ -22,10 +22,12 @@ from typer.testing import CliRunner
 
 from tvm_qopt.cli import tune as command
 from tvm_qopt.cli.app import app
+from tvm_qopt.cli.tune_view import print_found
 from tvm_qopt.compiler.build import lower, select, tvm_target
-from tvm_qopt.compiler.measure import Arguments, Laboratory, Remote, Step, build_library
+from tvm_qopt.compiler.measure import Laboratory, Remote, build_library
 from tvm_qopt.compiler.record import record_preset
 from tvm_qopt.errors import ToolMissing
+from tvm_qopt.measure import Arguments, Device, Step
 from tvm_qopt.records import read_log
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import NATIVE, get_target
@@ -47,7 +49,17 @@ def invoke(*arguments: str | Path) -> Any:
         (["--trials", "3", "--minutes", "1"], "either --trials or --minutes"),
         (["--rpc", "localhost:9190"], "--rpc and --key go together"),
         (["--rpc", "localhost", "--key", "k"], "HOST:PORT"),
-        (["--target", "cuda-sm90"], "cuda-sm90 cannot be tuned yet"),
+        (["--target", "cuda-sm90"], "cuda-sm90 does not run here"),
+        (["--target", "webgpu"], "webgpu is text for other programs"),
+        (["--target", "opencl", "--rpc", "localhost:9190", "--key", "k"], "run no OpenCL"),
+        (["--pack", "x"], f"--pack: for GPUs; {NATIVE} is tuned"),
+        (["--pack", "x", "--measured", "y"], "give one of --pack, --measured"),
+        (
+            ["--pack", "x", "--target", "opencl", "--minutes", "1"],
+            "--minutes with --pack",
+        ),
+        (["--measured", "x", "--size", "9"], "--size with --measured: it has no use"),
+        (["--python", "3.12"], "--python goes with --pack"),
         (["--target", "llvm-aarch64"], "does not run here"),
     ],
 )
@@ -81,6 +93,7 @@ def test_a_search_makes_a_record_that_builds_take(
     result = invoke(*arguments)
     assert result.exit_code == 0, result.stderr
     assert f"{SPEC.name}: trial 1 of 3: " in result.stderr
+    assert f"records go to {tmp_path}" in result.stderr
     (tuned,) = json.loads(result.stdout)["tuned"]
     path = Path(tuned["path"])
     assert path == tmp_path / record_preset(get_target(NATIVE)) / f"{SPEC.name}.jsonl"
@@ -106,7 +119,7 @@ def test_the_result_is_for_people_too(capsys: pytest.CaptureFixture[str]) -> Non
     )  # fmt: skip
     trials = [Trial({"lanes": 32}, "0", (1e-3,)), Trial({"lanes": 64}, "1", error="it ended")]
     found = Found(record, Path("x.jsonl"), (1.5, 2.0, 2.5), trials, ["{}: param: 3 differ"], True)
-    command._print([found])
+    print_found([found])
     out, err = capsys.readouterr()
     for word in (SPEC.name, "2 (all)", "1.000", "2.00 (1.50 to 2.50)", "lanes 32", "x.jsonl"):
         assert word in out
@@ -159,6 +172,19 @@ class Fleet:
             process.wait()
 
 
+def test_a_busy_machine_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvm_qopt.bench.machine.busy_now", lambda: 1.5)
+    monkeypatch.setattr("tvm_qopt.bench.machine.Watch.others", lambda watch: (1.2, 0.3))
+    command._search([], get_target(NATIVE), Path("x"), None, here=True)  # type: ignore[arg-type]
+    err = capsys.readouterr().err
+    assert "others use 1.5 processors now" in err
+    assert "this machine was busy: 1.20 processors used by other processes and 0.30" in err
+    command._search([], get_target(NATIVE), Path("x"), None, here=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+
+
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     pytest.importorskip("tornado")
@@ -175,19 +201,23 @@ def test_kernels_run_on_every_server_of_a_key(fleet: Fleet, tmp_path: Path) -> N
     arrays = tuple(np.ones(shape, t.storage) for t, shape in zip(SPEC.tensors, shapes, strict=True))
     step = Step(("main",), Arguments(arrays, shapes))
     module = tvm.IRModule({"main": lower(SPEC, get_target("llvm-x86-64-v3"), "main").final})
-    path = build_library("gcc", str(tmp_path), target, module)
+    path = build_library("gcc", tmp_path / "one.so", target, module)
     remote = fleet.wait()
     with pytest.raises(ToolMissing, match="no server 'other'; on each machine"):
         Remote(remote.host, remote.port, "other").count()
-    laboratory = Laboratory(preset, step, threads=1, seconds=20.0, remote=remote)
+    laboratory = Laboratory(SPEC, preset, step, remote, threads=1, seconds=20.0)
     with closing(laboratory):
         assert laboratory.servers == 2
         timed = laboratory.time([path] * 2)
         assert [outcome.error for outcome in timed] == [None] * 2
         assert all(second > 0 for outcome in timed for second in outcome.value)
         cpu = record_preset(preset).removeprefix("llvm-")
-        assert laboratory.describe() == (cpu, 1)
+        assert laboratory.describe() == Device(f"{cpu} (RPC)", cpu, 1)
         other = shutil.copy(path, tmp_path / "other.so")
         assert laboratory.interleave([path, str(other)], rounds=2).shape == (2, 2)
+    gpu = Remote(remote.host, remote.port, remote.key, "cuda")
+    lost = Laboratory(SPEC, get_target("cuda-sm90"), step, gpu, threads=1, seconds=20.0)
+    with closing(lost), pytest.raises(ToolMissing, match="needs a device of cuda, and there is no"):
+        lost.describe()
     for log in fleet.logs:
         assert "connected from" in log.read_text()

@@ -38,7 +38,7 @@ HYPER = {"lr": 0.5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0
 
 def record(preset: str, spec: KernelSpec = SPEC, **changes: Any) -> TuningRecord:
     made = TuningRecord(
-        spec=spec.name, preset=preset, device="a CPU", tvm="0", workload=workload_hash(spec),
+        spec=spec.name, preset=preset, device="a CPU", tvm="0", workload=workload_hash(spec, "llvm"),
         decisions={NAME: LAST[NAME]}, elements=1 << 20, threads=2, seconds=1e-3,
         default_seconds=2e-3, trials=9, seed=0, date="2026-01-01",
     )  # fmt: skip
@@ -75,7 +75,7 @@ def stale_records(folder: Path) -> list[str]:
             preset = PRESETS.get(each.preset, native())  # a CPU's own name is no target
             if path != log_path(folder, each.preset, spec.name):
                 faults.append(f"{path} holds a record of {each.preset}, {each.spec}")
-            if each.workload != workload_hash(spec):
+            if each.workload != workload_hash(spec, "llvm"):
                 faults.append(f"{path}: of another definition; tune it again")
             try:
                 lower(spec, preset, "main", each.decisions)
@@ -110,10 +110,10 @@ def test_a_stale_record_would_be_seen(tmp_path: Path) -> None:
 def test_the_hash_is_the_same_in_another_process_and_of_the_definition() -> None:
     script = (
         "from tvm_qopt.compiler.record import workload_hash; from tvm_qopt.spec import KernelSpec\n"
-        "print(workload_hash(KernelSpec.of('lamb')))"
+        "print(workload_hash(KernelSpec.of('lamb'), 'llvm'))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == workload_hash(KernelSpec.of("lamb")), done.stderr
+    assert done.stdout.strip() == workload_hash(KernelSpec.of("lamb"), "llvm"), done.stderr
     names = (
         "adamw",
         "adamw-dynamic8-b64",
@@ -122,7 +122,7 @@ def test_the_hash_is_the_same_in_another_process_and_of_the_definition() -> None
         "lamb",
         "adamw-dynamic8-zero_rule_off",
     )
-    assert len({workload_hash(KernelSpec.parse(name)) for name in names}) == len(names)
+    assert len({workload_hash(KernelSpec.parse(name), "llvm") for name in names}) == len(names)
 
 
 # --- which is taken ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,21 @@ import pytest
 import tvm
 from tvm import s_tir
 
-from tvm_qopt.compiler import compare
+from tvm_qopt.compiler import candidates
 from tvm_qopt.compiler import tune as tuning
-from tvm_qopt.compiler.build import compile_spec, lower, tvm_target
+from tvm_qopt.compiler.build import PATTERN, compile_spec, lower, tvm_target
 from tvm_qopt.compiler.crew import Outcome
-from tvm_qopt.compiler.measure import (
-    Arguments,
-    Call,
-    Laboratory,
-    Remote,
-    Step,
-    build_library,
-)
+from tvm_qopt.compiler.measure import Here, Laboratory, Remote, build_library
 from tvm_qopt.compiler.record import record_preset, workload_hash
+from tvm_qopt.compiler.schedule import get_schedule
 from tvm_qopt.compiler.trials import Space, Trial, TrialLog
 from tvm_qopt.compiler.tune import Found, Options, Progress, tune
-from tvm_qopt.compiler.verify import Run, fault
 from tvm_qopt.errors import BuildError, RecordInvalid, ToolMissing, UnsupportedSpec
+from tvm_qopt.measure import Arguments, Call, Device, Step
 from tvm_qopt.records import log_path, read_log
 from tvm_qopt.spec import KernelSpec
-from tvm_qopt.targets import NATIVE, get_target
+from tvm_qopt.targets import NATIVE, cpu_model, get_target
+from tvm_qopt.verify import Run, fault
 
 SPEC = KernelSpec.of("adamw")
 V2 = get_target("llvm-x86-64-v2")
@@ -96,16 +91,18 @@ def test_a_log_of_another_search_is_refused_and_never_lost(tmp_path: Path) -> No
 class Pretended:
     """A laboratory whose kernels take `seconds`; a path is the text of the decisions."""
 
-    def __init__(self, step: Step) -> None:
-        self.step, self.servers, self.timed = step, 1, list[str]()
+    def __init__(self) -> None:
+        self.servers, self.timed = 1, list[str]()
         self.broken: set[str] = set()
+        self.wrong: Callable[[Any], str | None] = lambda decisions: None
+        self.device = Device("a device", "servercpu", 7)
         self.interrupt_at = -1
 
     def close(self) -> None:
         pass
 
-    def build(self, modules: Sequence[Mapping[str, int]]) -> list[Outcome]:
-        return [Outcome(json.dumps(module)) for module in modules]
+    def build(self, points: Sequence[Mapping[str, int]], entries: Any) -> list[Outcome]:
+        return [Outcome(json.dumps(point)) for point in points]
 
     def time(self, paths: Sequence[str]) -> list[Outcome]:
         if len(self.timed) == self.interrupt_at:
@@ -121,24 +118,21 @@ class Pretended:
     def interleave(self, paths: Sequence[str], rounds: int) -> Any:
         return np.array([[seconds(json.loads(path)) for path in paths]] * rounds)
 
-    def call(self, path: str, calls: Sequence[Call]) -> str:
-        return path
+    def fault(self, spec: KernelSpec, parts: Sequence[str], path: str) -> str | None:
+        return self.wrong(json.loads(path))
 
-    def describe(self) -> tuple[str, int]:
-        return "servercpu", 7
+    def describe(self) -> Device:
+        return self.device
 
 
 @pytest.fixture
 def laboratory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     """Stands for the real one; kernels are their decisions, and right unless `broken`."""
-    made = Pretended(Step(("main",), Arguments((), ())))
+    made = Pretended()
     monkeypatch.setenv("TVM_QOPT_RECORDS", str(tmp_path / "own"))
-    monkeypatch.setattr(tuning, "Laboratory", lambda *_, **__: made)
-    monkeypatch.setattr(tuning, "timed_arguments", lambda *_: None)
-    for module in (tuning, compare):
-        monkeypatch.setattr(module, "kernel_module", lambda spec, preset, point, entries: point)
-    monkeypatch.setattr(tuning, "_hash", json.dumps)
-    monkeypatch.setattr(compare, "fault", lambda *_: None)
+    monkeypatch.setattr(tuning, "OwnLaboratory", lambda *_, **__: made)
+    monkeypatch.setattr(candidates, "kernel_module", lambda spec, preset, point, entries: point)
+    monkeypatch.setattr(candidates, "_hash", json.dumps)
     return made
 
 
@@ -154,14 +148,15 @@ def tried(laboratory: Pretended) -> list[dict[str, int]]:
 def test_a_small_space_is_exhausted_and_the_best_recorded(
     laboratory: Pretended, tmp_path: Path
 ) -> None:
-    found = search(tmp_path, trials=10**6, seed=3, threads=2)
+    found = search(tmp_path, trials=10**6, seed=3)
     assert found.exhausted and tried(laboratory) == list(SPACE.in_order(3))
     record = found.record
     assert record.decisions == FASTEST and record.trials == SPACE.size
     assert (record.seconds, record.default_seconds) == (5e-4, 2e-3)
     assert found.speedup == (pytest.approx(4.0),) * 3
-    assert (record.elements, record.threads, record.seed) == (1024, 2, 3)  # whole blocks
-    assert (record.preset, record.workload) == (V2.name, workload_hash(SPEC))
+    assert (record.elements, record.seed) == (1024, 3)  # whole blocks
+    assert (record.device, record.threads) == ("a device", 7)
+    assert (record.preset, record.workload) == (V2.name, workload_hash(SPEC, "llvm"))
     assert read_log(found.path) == [record]
     assert found.path == log_path(tmp_path, V2.name, SPEC.name)
 
@@ -209,22 +204,19 @@ def test_nothing_that_runs_is_an_error_with_its_reason(
         search(tmp_path)
 
 
-def test_a_wrong_kernel_does_not_win(
-    laboratory: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_kernel_does_not_win(laboratory: Pretended, tmp_path: Path) -> None:
     kernels: list[Any] = []
 
-    def wrong(spec: KernelSpec, run: Any) -> str | None:
-        decisions = json.loads(str(run([])))
+    def wrong(decisions: dict[str, int]) -> str | None:
         kernels.append(decisions)
         return "param: 9 differ" if decisions == FASTEST else None
 
-    monkeypatch.setattr(compare, "fault", wrong)
+    laboratory.wrong = wrong
     found = search(tmp_path)
     assert found.record.decisions == SECOND
     assert found.rejected == [f"{FASTEST}: param: 9 differ"]
     assert kernels[0] == SPACE.default and FASTEST in kernels
-    monkeypatch.setattr(compare, "fault", lambda *_: "all wrong")
+    laboratory.wrong = lambda decisions: "all wrong"
     with pytest.raises(BuildError, match="its default kernel is wrong: all wrong"):
         search(tmp_path)
 
@@ -255,25 +247,26 @@ def test_progress_says_how_far_and_how_long(laboratory: Pretended, tmp_path: Pat
 
 
 def test_on_servers_the_cpu_is_theirs(laboratory: Pretended, tmp_path: Path) -> None:
-    remote = Remote("tracker", 9190, "key")
-    record = search(tmp_path, remote=remote).record
-    assert (record.device, record.threads) == ("servercpu (RPC)", 7)
     here = record_preset(get_target(NATIVE)).removeprefix("llvm-")
     with pytest.raises(UnsupportedSpec, match=rf"this machine \({here}\) and the server is a serv"):
-        tune(SPEC, get_target(NATIVE), tmp_path, Options(remote=remote), lambda progress: None)
+        tune(SPEC, get_target(NATIVE), tmp_path, Options(), lambda progress: None)
 
 
-@pytest.mark.parametrize("target", ["cuda-sm90", "opencl"])
-def test_other_targets_are_refused(target: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedSpec, match=f"target: {target} cannot be tuned yet"):
-        tune(SPEC, get_target(target), tmp_path, Options(), lambda progress: None)
+def test_a_gpu_must_run_the_targets_code(laboratory: Pretended, tmp_path: Path) -> None:
+    laboratory.device = Device("NVIDIA A100", "sm_80")
+    said = r"cuda-sm90 is code for sm_90, and the GPU is NVIDIA A100 \(sm_80\)"
+    with pytest.raises(UnsupportedSpec, match=said):
+        tune(SPEC, get_target("cuda-sm90"), tmp_path, Options(), lambda progress: None)
+    found = tune(SPEC, get_target("cuda-sm80"), tmp_path, Options(), lambda progress: None)
+    assert (found.record.device, found.record.threads) == ("NVIDIA A100", 0)
+    assert found.path == log_path(tmp_path, "cuda-sm80", SPEC.name)
 
 
 def test_kernels_that_are_the_same_are_tried_once(
     laboratory: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same = [SECOND, FASTEST]
-    monkeypatch.setattr(tuning, "_hash", lambda d: "same" if d in same else json.dumps(d))
+    monkeypatch.setattr(candidates, "_hash", lambda d: "same" if d in same else json.dumps(d))
     found = search(tmp_path)
     assert found.exhausted and len(found.trials) == SPACE.size - 1
     assert tried(laboratory) == [p for p in SPACE.in_order(0) if p != FASTEST]  # the later one
@@ -287,7 +280,7 @@ def test_what_cannot_be_scheduled_is_a_failed_trial(
             raise s_tir.ScheduleError("Traceback:\n ...\na loop is not there")
         return point
 
-    monkeypatch.setattr(tuning, "kernel_module", module)
+    monkeypatch.setattr(candidates, "kernel_module", module)
     found = search(tmp_path)
     (failed,) = (trial for trial in found.trials if trial.error)
     assert failed.decisions == FASTEST
@@ -312,6 +305,7 @@ def in_process(spec: KernelSpec, decisions: Mapping[str, int]) -> Run:
     return run
 
 
+PARTS = get_schedule("llvm", PATTERN).entries
 POINTS = [
     ("adamw-dynamic8", 1),
     ("adamw-dynamic8", -1),
@@ -325,7 +319,7 @@ def test_points_of_the_space_do_what_the_reference_does(name: str, which: int) -
     spec = KernelSpec.parse(name)
     space = Space.of(lower(spec, get_target("llvm-x86-64-v3"), "main").choices)
     decisions = {choice: values[which] for choice, values in space.candidates.items()}
-    assert fault(spec, in_process(spec, decisions)) is None
+    assert fault(spec, PARTS, in_process(spec, decisions)) is None
 
 
 @pytest.fixture(scope="module")
@@ -344,7 +338,7 @@ def test_a_kernel_with_one_wrong_lane_is_found_out(output: str, right: Run) -> N
         wrong[::64] += 1 if serial.dtype != np.float32 else 1 << 8
         return results
 
-    assert str(fault(SPEC, run)).startswith(f"{output}: ")
+    assert str(fault(SPEC, PARTS, run)).startswith(f"{output}: ")
 
 
 # --- the real laboratory ---
@@ -366,11 +360,15 @@ BODIES = {
 
 def test_a_kernel_that_crashes_or_hangs_costs_one_result(tmp_path: Path) -> None:
     step = Step(("main",), Arguments((np.zeros(2, np.float32),), ((4,),)))
-    laboratory = Laboratory(get_target(NATIVE), step, threads=2, seconds=1.0)
+    preset = get_target(NATIVE)
+    laboratory = Laboratory(SPEC, preset, step, Here(), threads=2, seconds=1.0)
     target = tvm_target(get_target(NATIVE))
     paths = {
         name: build_library(
-            "gcc", str(tmp_path), target, tvm.script.from_source(MISBEHAVING.format(body=body))
+            "gcc",
+            tmp_path / f"{name}.so",
+            target,
+            tvm.script.from_source(MISBEHAVING.format(body=body)),
         )
         for name, body in BODIES.items()
     }
@@ -388,7 +386,7 @@ def test_a_kernel_that_crashes_or_hangs_costs_one_result(tmp_path: Path) -> None
         with pytest.raises(BuildError, match=f"{NATIVE}: .*no_such_entry"):
             laboratory.call(paths["right"], [Call("no_such_entry", (zeros,))])
         cpu = record_preset(get_target(NATIVE)).removeprefix("llvm-")
-        assert laboratory.describe() == (cpu, 2)
+        assert laboratory.describe() == Device(cpu_model(), cpu, 2)
 
 
 def test_no_tracker_and_no_server_say_how_to_start_one() -> None:

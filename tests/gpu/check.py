@@ -27,9 +27,10 @@ sys.path[:0] = [str(folder) for folder in (HERE, HERE / "site", HERE.parent, HER
 import numpy as np  # noqa: E402
 import oracles  # noqa: E402
 from cases import expected, moved, random_arrays  # noqa: E402
-from devices import DEVICES, Array  # noqa: E402
+from peers import peer_rows  # noqa: E402
 
 from tvm_qopt import reference  # noqa: E402
+from tvm_qopt.devices.arrays import DEVICES, Array, Cuda  # noqa: E402
 from tvm_qopt.runtime.kernel import Kernel  # noqa: E402
 from tvm_qopt.runtime.library import runtime_libraries  # noqa: E402
 from tvm_qopt.runtime.store import load  # noqa: E402
@@ -181,8 +182,8 @@ def speed_rows(check: Check, size: int) -> Iterator[Row]:
             share = sum(moved(spec, n) for n in sizes) / took / copy
             yield name, f"{share:.0%} of the copy", f"{words}: {took * 1e3:.3f} ms"
             device.free()
-    if device.target == "cuda":
-        yield from device.peer_rows(layouts, copy)
+    if isinstance(device, Cuda):
+        yield from peer_rows(device, layouts, copy)
 
 
 def step_seconds(check: Check, kernel: Kernel, sizes: list[int]) -> float:

@@ -11,20 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tvm_qopt.compiler.build import BUNDLED, build  # noqa: E402
+from tvm_qopt.compiler.build import build  # noqa: E402
+from tvm_qopt.devices.surroundings import add_surroundings, check_size  # noqa: E402
 from tvm_qopt.errors import BuildError, UnsupportedSpec  # noqa: E402
 from tvm_qopt.spec import KernelSpec  # noqa: E402
 from tvm_qopt.targets import get_target  # noqa: E402
-from tvm_qopt.version import FFI_RANGE  # noqa: E402
 
 SPECS = [
     "adamw-dynamic8-b256-p_f32-g_f32",
@@ -43,8 +41,7 @@ SPECS = [
     "dequantize-dynamic8s-b256-p_f32-g_f32",
 ]
 FEW = 3  # what a trial of the script itself needs
-MOST_BYTES = 64 << 20
-OURS = ("cases.py", "check.py", "devices.py")
+OURS = ("cases.py", "check.py", "peers.py")
 
 
 def artifacts(folder: Path, target: str, specs: list[str]) -> None:
@@ -58,25 +55,9 @@ def artifacts(folder: Path, target: str, specs: list[str]) -> None:
     (folder / "left_out.json").write_text(json.dumps(left_out, indent=1))
 
 
-def surroundings(folder: Path, kind: str, python: str) -> None:
-    """The script, the package, the libraries and the interface."""
+def scripts(folder: Path) -> None:
     for path in (*(HERE / name for name in OURS), HERE.parent / "oracles.py"):
         shutil.copy2(path, folder)
-    leave = shutil.ignore_patterns("__pycache__", "compiler", "schedules", "tuning_logs", "optim")
-    shutil.copytree(ROOT / "tvm_qopt", folder / "site" / "tvm_qopt", ignore=leave)
-    import tvm
-
-    (folder / "lib").mkdir()
-    for name in BUNDLED.get(kind, ()):
-        shutil.copy2(Path(tvm.__file__).parent / "lib" / f"lib{name}.so", folder / "lib")
-    wheels = folder / "wheels"
-    wanted = ["--no-deps", "--only-binary=:all:", "--python-version", python, FFI_RANGE]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "-d", wheels, *wanted], check=True
-    )
-    for wheel in wheels.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(folder / "site")
-    shutil.rmtree(wheels)
 
 
 def main() -> None:
@@ -89,11 +70,9 @@ def main() -> None:
     given.folder.mkdir(parents=True)
     artifacts(given.folder, given.target, SPECS[:FEW] if given.few else SPECS)
     if not given.few:
-        surroundings(given.folder, get_target(given.target).kind, given.python)
-    size = sum(path.stat().st_size for path in given.folder.rglob("*") if path.is_file())
-    print(f"{given.folder}: {size / (1 << 20):.1f} MiB")
-    if size > MOST_BYTES:
-        raise SystemExit("more than 64 MiB: leave something out")
+        scripts(given.folder)
+        add_surroundings(given.folder, get_target(given.target).kind, given.python)
+    print(f"{given.folder}: {check_size(given.folder) / (1 << 20):.1f} MiB")
 
 
 if __name__ == "__main__":

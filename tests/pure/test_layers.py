@@ -25,6 +25,8 @@ DESCRIPTION = (  # layer 0
     "formats",
     "gpus",
     "manifest",
+    "measure",
+    "packed",
     "params",
     "records",
     "reference",
@@ -33,6 +35,7 @@ DESCRIPTION = (  # layer 0
     "spec",
     "targets",
     "update",
+    "verify",
     "version",
     "xp",
 )

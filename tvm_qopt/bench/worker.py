@@ -25,6 +25,7 @@ PIECE = 1 << 20
 MAP = 256  # levels of a map
 Built = tuple[Callable[[], object], float]
 """A step, and the bytes that it must move."""
+Answer = Callable[[dict[str, Any]], None]
 
 
 def torch_tensors(sizes: Sequence[int]) -> tuple[list[Any], int]:
@@ -180,7 +181,7 @@ def normal(size: int) -> Any:
     return np.resize(piece, size)
 
 
-def serve(answer: Callable[[dict[str, Any]], None]) -> None:
+def serve(answer: Answer) -> None:
     """Answer the request that comes first, then each that follows."""
     request = json.loads(sys.stdin.readline())
     distributions, make = PEERS[request["peer"]]
@@ -218,7 +219,8 @@ def say_last(kind: type[BaseException], error: BaseException, trace: Any) -> Non
     print(f"{kind.__name__}: {first}", file=sys.stderr)
 
 
-def main() -> None:
+def run(serve: Callable[[Answer], None]) -> None:
+    """Serve with answers on stdout, and all else that is printed on stderr."""
     sys.excepthook = say_last
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -231,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(serve)

@@ -14,6 +14,7 @@ from tvm_qopt.cli.report import each, paragraphs, print_json, print_note, print_
 from tvm_qopt.errors import StoreError, ToolMissing, UnknownName
 
 if TYPE_CHECKING:
+    from tvm_qopt.bench.machine import Watch
     from tvm_qopt.bench.measure import Contender, Row, Skipped
     from tvm_qopt.bench.process import Peers
     from tvm_qopt.spec import KernelSpec
@@ -139,13 +140,31 @@ def bench(
 
 def facts_now() -> dict[str, str]:
     """The machine, printed first, with a warning where it is busy."""
-    from tvm_qopt.bench.machine import BUSY, busy_now, machine
+    from tvm_qopt.bench.machine import machine
 
-    facts, busy = machine(), busy_now()
+    facts = machine()
     print_note(", ".join(f"{name} {value}" for name, value in facts.items()))
+    warn_if_busy()
+    return facts
+
+
+def warn_if_busy() -> None:
+    from tvm_qopt.bench.machine import BUSY, busy_now
+
+    busy = busy_now()
     if busy > BUSY:
         print_note(f"warning: others use {busy:.1f} processors now; the numbers will be off")
-    return facts
+
+
+def others_meanwhile(watch: Watch) -> str:
+    """What others took since the watch was made, with a warning where that matters."""
+    from tvm_qopt.bench.machine import BUSY
+
+    others, stolen = watch.others()
+    said = f"{others:.2f} processors used by other processes and {stolen:.2f} by the host meanwhile"
+    if others + stolen > BUSY:
+        print_note(f"warning: this machine was busy: {said}")
+    return said
 
 
 def _gather(
@@ -167,17 +186,13 @@ def _gather(
 
 
 def _measure(contenders: Sequence[Contender], rounds: int) -> tuple[list[Row], str, list[Skipped]]:
-    from tvm_qopt.bench.machine import BUSY, Watch
+    from tvm_qopt.bench.machine import Watch
     from tvm_qopt.bench.measure import measure
 
     watch = Watch()
     with waiting(f"{rounds} rounds of {len(contenders)} contenders"):
         rows, failed = measure(contenders, rounds)
-    others, stolen = watch.others()
-    said = f"{others:.2f} processors used by other processes and {stolen:.2f} by the host meanwhile"
-    if others + stolen > BUSY:
-        print_note(f"warning: this machine was busy: {said}")
-    return rows, said, failed
+    return rows, others_meanwhile(watch), failed
 
 
 def _report(

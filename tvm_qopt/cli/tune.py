@@ -1,40 +1,46 @@
-"""`tvm-qopt tune`: search a schedule's choices for the fastest kernels, here or on a fleet."""
+"""`tvm-qopt tune`: search a schedule's choices for the fastest kernels, here, on a fleet, or on a
+machine without a compiler."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tvm_qopt.cli.bench import others_meanwhile, warn_if_busy
 from tvm_qopt.cli.build import compiler
 from tvm_qopt.cli.machine import why_not_here
-from tvm_qopt.cli.report import messages, paragraphs, print_json, print_note, print_table
+from tvm_qopt.cli.report import paragraphs, print_json, print_note
 from tvm_qopt.cli.specs import TARGET_HELP, SpecOptions, resolve
+from tvm_qopt.cli.tune_elsewhere import pack as pack_into
+from tvm_qopt.cli.tune_elsewhere import take
+from tvm_qopt.cli.tune_view import as_data, print_found, view_of_search
 from tvm_qopt.errors import StoreError, ToolMissing, UnsupportedSpec
 from tvm_qopt.targets import NATIVE, TargetPreset, get_target
 
 if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
-
-    from tvm_qopt.compiler.trials import Trial
-    from tvm_qopt.compiler.tune import Found, Options, Progress
+    from tvm_qopt.compiler.tune import Found, Options
+    from tvm_qopt.measure import Machine
     from tvm_qopt.spec import KernelSpec
 
 HELP = paragraphs(
-    """Search for the fastest schedule of each SPEC on this CPU, or on others by --rpc.
+    """Search for the fastest schedule of each SPEC, on this machine or on others.
 
 Kernels are built, timed and logged one after the other until the budget is used up, or every choice
 was tried; then the fastest meet the default in one interleaved run. The best one becomes a record,
-if it does what the reference does, and every later build for such a CPU takes it; `tvm-qopt show`
-says which. Records go to your own folder (TVM_QOPT_RECORDS, else the user's data folder) or to -o.
+if it does what the reference does, and every later build for such a machine takes it;
+`tvm-qopt show` says which. Records go to your own folder (TVM_QOPT_RECORDS, else the user's data
+folder) or to -o.
 
 Ctrl-C and crashes lose nothing that was tried: --resume goes on.
+
+Where there is no compiler: --pack builds all kernels into a folder, `python FOLDER/measure.py` on
+the machine with the GPU (NumPy, and torch for CUDA or pyopencl for OpenCL) times them, and
+--measured takes the folder back and writes the records.
 
 [bold]Examples[/bold]
 
@@ -42,14 +48,19 @@ Ctrl-C and crashes lose nothing that was tried: --resume goes on.
 
 [cyan]tvm-qopt tune adamw-fp8 --target llvm-x86-64-v3 --minutes 5 --plot tuned.png[/cyan]
 
-[cyan]tvm-qopt tune adamw --target llvm-x86-64-v4 --rpc tracker:9190 --key avx512[/cyan]
+[cyan]tvm-qopt tune adamw --target cuda-sm90 --rpc tracker:9190 --key h100[/cyan]
 
-Exit codes: 0 tuned; 1 failed (a package or server is missing); 2 wrong usage, an unknown name or a
-target that cannot be tuned; 130 interrupted.
+[cyan]tvm-qopt tune adamw --target cuda-sm90 --pack FOLDER --python 3.12[/cyan], then
+[cyan]tvm-qopt tune adamw --target cuda-sm90 --measured FOLDER[/cyan]
+
+Exit codes: 0 tuned; 1 failed (a package, server or measurement is missing or does not fit); 2 wrong
+usage, an unknown name or a target that cannot be tuned there; 130 interrupted.
 """
 )
-TRIALS = 64  # where no budget is given
+TRIALS, SEED, SIZE = 64, 0, 1 << 24  # by default
 NEEDS = ("cloudpickle", "psutil")  # of TVM's worker processes
+TUNED = ("llvm", "cuda", "opencl")  # kinds whose kernels are called from here
+BOTH = "--rpc, or --pack"
 
 
 def tune(
@@ -66,8 +77,14 @@ def tune(
         float | None, typer.Option(min=0, help="Time for each spec, in place of --trials.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was tried.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order in which to try.")] = 0,
-    size: Annotated[int, typer.Option(min=1, help="Parameters of the one tensor.")] = 1 << 24,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of the order in which to try.", show_default=str(SEED)),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parameters of the one tensor.", show_default=str(SIZE)),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the records.", show_default="your own"),
@@ -79,6 +96,17 @@ def tune(
         str | None, typer.Option(metavar="HOST:PORT", help="Run kernels on a tracker's servers.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The servers' key, with --rpc.")] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="A folder to build all kernels into, for a machine without a compiler."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="Its version of Python, with --pack.", show_default="this one's"),
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A folder that was packed and measured there.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     wanted, preset = resolve(specs, SpecOptions()), get_target(target)
@@ -86,22 +114,55 @@ def tune(
         raise typer.BadParameter("give either --trials or --minutes")
     if (rpc is None) != (key is None):
         raise typer.BadParameter("--rpc and --key go together")
-    _check(preset, plot, here=rpc is None)
+    _check_ways({"--rpc": rpc, "--pack": pack, "--measured": measured})
+    if python and not pack:
+        raise typer.BadParameter("--python goes with --pack")
+    elsewhere = "--pack" if pack else "--measured" if measured else ""
+    unused: dict[str, Any] = {"--minutes": minutes, "--resume": resume or None}
+    if pack:
+        unused |= {"--plot": plot, "--out": out}
+    else:
+        unused |= {"--trials": trials, "--size": size, "--seed": seed}
+    _check_alone(elsewhere, unused)
+    here = rpc is None and not elsewhere
+    _check(preset, plot, here=here, rpc=rpc is not None, packs=pack is not None)
     compiler()
-    options = _options(size, trials, minutes, seed, resume, rpc, key)
+    if pack:
+        budget = {"size": size or SIZE, "trials": trials or TRIALS, "seed": seed or SEED}
+        pack_into(wanted, preset, pack, python=python, json=json, **budget)
+        return
     folder = out or _own_folder()
-    found = [_tune(spec, preset, folder, options) for spec in wanted]
+    print_note(f"records go to {folder}")
+    if measured:
+        found = take(wanted, preset, folder, measured)
+    else:
+        machine = _machine(preset, rpc, key)
+        options = _options(size or SIZE, trials, minutes, seed or SEED, resume, machine)
+        found = _search(wanted, preset, folder, options, here=here)
     if plot:
         from tvm_qopt.cli.tune_plot import plot_trials
 
         plot_trials(found, plot)
     if json:
-        print_json({"tuned": [_as_data(each) for each in found]})
+        print_json({"tuned": [as_data(each) for each in found]})
     else:
-        _print(found)
+        print_found(found)
 
 
-def _check(preset: TargetPreset, plot: Path | None, *, here: bool) -> None:
+def _check_ways(ways: dict[str, Any]) -> None:
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter(f"give one of {', '.join(given)}")
+
+
+def _check_alone(way: str, others: Mapping[str, Any]) -> None:
+    """What does nothing beside --pack or --measured is refused."""
+    given = [name for name, value in others.items() if value is not None]
+    if way and given:
+        raise typer.BadParameter(f"{', '.join(given)} with {way}: it has no use for that")
+
+
+def _check(preset: TargetPreset, plot: Path | None, *, here: bool, rpc: bool, packs: bool) -> None:
     """Raise now what would otherwise come after the search."""
     needs = (*NEEDS, "matplotlib") if plot else NEEDS
     missing = [package for package in needs if not importlib.util.find_spec(package)]
@@ -110,9 +171,33 @@ def _check(preset: TargetPreset, plot: Path | None, *, here: bool) -> None:
         raise ToolMissing(f"tune needs {', '.join(missing)}: pip install 'tvm_qopt[{extra}]'")
     if plot and not plot.absolute().parent.is_dir():
         raise StoreError(f"--plot {plot}: there is no folder {plot.parent}")
-    reason = why_not_here(preset) if here and preset.on_cpu else None
+    if preset.kind not in TUNED:
+        raise UnsupportedSpec(
+            f"--target: {preset.name} is text for other programs and cannot be tuned; "
+            f"{', '.join(TUNED)} can"
+        )
+    if packs and preset.on_cpu:
+        raise UnsupportedSpec(f"--pack: for GPUs; {preset.name} is tuned on the CPU or by --rpc")
+    if rpc and preset.kind == "opencl":
+        raise UnsupportedSpec("--rpc: TVM's servers run no OpenCL; tune on the machine, or --pack")
+    reason = why_not_here(preset) if here else None
     if reason:
-        raise UnsupportedSpec(f"--target: {preset.name} does not run here ({reason}); use --rpc")
+        ways = "--rpc" if preset.on_cpu else "--pack" if preset.kind == "opencl" else BOTH
+        raise UnsupportedSpec(f"--target: {preset.name} does not run here ({reason}); use {ways}")
+
+
+def _machine(preset: TargetPreset, rpc: str | None, key: str | None) -> Machine:
+    """Where kernels run."""
+    from tvm_qopt.compiler.measure import Here, Remote
+    from tvm_qopt.devices.session import DeviceMachine
+
+    device = "cpu" if preset.on_cpu else preset.kind
+    if rpc is not None and key is not None:
+        host, _, port = rpc.rpartition(":")
+        if not host or not port.isdecimal():
+            raise typer.BadParameter(f"--rpc takes HOST:PORT, got {rpc!r}")
+        return Remote(host, int(port), key, device)
+    return DeviceMachine(device) if preset.kind == "opencl" else Here(device)
 
 
 def _options(
@@ -121,19 +206,11 @@ def _options(
     minutes: float | None,
     seed: int,
     resume: bool,
-    rpc: str | None,
-    key: str | None,
+    machine: Machine,
 ) -> Options:
-    from tvm_qopt.compiler.measure import Remote
     from tvm_qopt.compiler.tune import Options
     from tvm_qopt.runtime.threads import get_num_threads
 
-    remote = None
-    if rpc is not None and key is not None:
-        host, _, port = rpc.rpartition(":")
-        if not host or not port.isdecimal():
-            raise typer.BadParameter(f"--rpc takes HOST:PORT, got {rpc!r}")
-        remote = Remote(host, int(port), key)
     return Options(
         elements=size,
         trials=TRIALS if trials is None and minutes is None else trials,
@@ -141,7 +218,7 @@ def _options(
         seed=seed,
         resume=resume,
         threads=get_num_threads(),
-        remote=remote,
+        machine=machine,
     )
 
 
@@ -154,115 +231,25 @@ def _own_folder() -> Path:
     return folder
 
 
-def _tune(spec: KernelSpec, preset: TargetPreset, folder: Path, options: Options) -> Found:
+def _search(
+    specs: Sequence[KernelSpec],
+    preset: TargetPreset,
+    folder: Path,
+    options: Options,
+    *,
+    here: bool,
+) -> list[Found]:
+    from tvm_qopt.bench.machine import Watch
     from tvm_qopt.compiler.tune import tune
+    from tvm_qopt.runtime.store import defining_modules
 
-    with _view() as view:
-        return tune(spec, preset, folder, options, view.show)
-
-
-# --- while it runs ---
-
-
-class _View:
-    """A table that stays in place on a terminal; elsewhere a line for each new best."""
-
-    def __init__(self, live: Live | None) -> None:
-        self.live, self.best, self.count = live, float("inf"), 0
-
-    def show(self, now: Progress) -> None:
-        self.count = len(now.trials)
-        if self.live:
-            self.live.update(_table(now))
-            return
-        best = min(now.trials, key=lambda trial: trial.median, default=None)
-        if best and best.median < self.best:
-            self.best = best.median
-            said = f"{_ns(best, now)} ns a parameter: {_words(best.decisions)}"
-            print_note(f"{now.spec.name}: trial {self.count}{_of(now)}: {said}")
-
-
-@contextmanager
-def _view() -> Iterator[_View]:
-    """What shows a search; says where it stopped, if it was not its end."""
-    from rich.live import Live
-
-    console, ended = messages(), False
-    live = Live(console=console, transient=True) if console.is_terminal else None
-    view = _View(live)
-    try:
-        if live:
-            with live:
-                yield view
-        else:
-            yield view
-        ended = True
-    finally:
-        if not ended and view.count:
-            print_note(f"{view.count} trials are kept: --resume goes on with them")
-
-
-def _table(now: Progress) -> Table:
-    from rich.table import Table
-
-    table = Table(title=now.spec.name, title_justify="left", title_style="bold")
-    for column in ("", "trial", "ns a parameter", "times as fast", "choices"):
-        table.add_column(column)
-    default = now.trials[0] if now.trials else None
-    best = min(now.trials, key=lambda trial: trial.median, default=None)
-    for name, trial in (("default", default), ("best so far", best)):
-        if trial and default and trial.seconds:
-            gain = default.median / trial.median
-            number = str(list(now.trials).index(trial) + 1)
-            words = _words(trial.decisions)
-            table.add_row(name, number, _ns(trial, now), f"{gain:.2f}", words)
-    failed = sum(trial.error is not None for trial in now.trials)
-    left = "" if now.left is None else f", about {max(now.left, 0):.0f} s left"
-    table.caption = f"{now.doing}: {len(now.trials)}{_of(now)} tried, {failed} failed{left}"
-    table.caption_justify = "left"
-    return table
-
-
-def _of(now: Progress) -> str:
-    return "" if now.expected is None else f" of {now.expected}"
-
-
-def _ns(trial: Trial, now: Progress) -> str:
-    return f"{trial.median / now.elements * 1e9:.3f}"
-
-
-def _words(decisions: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in decisions.items())
-
-
-# --- at its end ---
-
-
-def _print(found: Sequence[Found]) -> None:
-    rows = []
-    for each in found:
-        low, middle, high = each.speedup
-        trials = f"{len(each.trials)}{' (all)' if each.exhausted else ''}"
-        gain = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        spec, ns = each.record.spec, f"{each.record.ns:.3f}"
-        rows.append([spec, trials, ns, gain, _words(each.record.decisions), str(each.path)])
-    title = "tuned (times as fast as the default: median and middle half of the rounds)"
-    columns = ["spec", "trials", "ns a parameter", "times as fast", "choices", "record"]
-    print_table(title, columns, rows)
-    for each in found:
-        for trial in each.trials:
-            if trial.error:
-                print_note(f"failed: {each.record.spec}: {_words(trial.decisions)}: {trial.error}")
-        for wrong in each.rejected:
-            print_note(f"fast and wrong: {each.record.spec}: {wrong}")
-
-
-def _as_data(found: Found) -> dict[str, Any]:
-    return {
-        "record": dataclasses.asdict(found.record),
-        "path": str(found.path.resolve()),
-        "speedup": list(found.speedup),
-        "trials": [dataclasses.asdict(trial) for trial in found.trials],
-        "rejected": list(found.rejected),
-        "exhausted": found.exhausted,
-    }
+    if here:
+        warn_if_busy()
+    watch, found = Watch(), []
+    for spec in specs:
+        mine = dataclasses.replace(options, modules=tuple(defining_modules(spec)))
+        with view_of_search() as view:
+            found.append(tune(spec, preset, folder, mine, view.show))
+    if here:
+        others_meanwhile(watch)
+    return found

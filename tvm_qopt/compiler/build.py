@@ -194,18 +194,26 @@ def tvm_target(preset: TargetPreset) -> tvm.target.Target:
     return tvm.target.Target(attributes, host=host)
 
 
-def build(spec: KernelSpec, preset: TargetPreset, out: Path, *, bundle: bool = False) -> Manifest:
+def build(
+    spec: KernelSpec,
+    preset: TargetPreset,
+    out: Path,
+    *,
+    bundle: bool = False,
+    decisions: Mapping[str, int] | None = None,
+) -> Manifest:
     """Write the artifact of a spec for a target to the folder `out`, whole or not at all.
 
-    The schedule is that of a tuning record where one fits (`select`).
+    The schedule is that of a tuning record where one fits (`select`), or of `decisions`.
     `out` may not exist, be empty, or hold an artifact, which is replaced.  bundle: put TVM's
     runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
     """
     with _new_folder(out.resolve()) as folder:
-        selection = select(spec, preset)
-        names, decisions = entry_points(spec, preset.kind), selection.decisions
+        given = Selection(None, "to be tried", decisions)
+        selection = select(spec, preset) if decisions is None else given
+        names = entry_points(spec, preset.kind)
         with _build_errors(spec, preset):
-            functions = _lower_all(spec, preset, names, decisions)
+            functions = _lower_all(spec, preset, names, selection.decisions)
             if preset.kind == "cuda":
                 functions |= {
                     many_entry(name): many_function(func, many_entry(name))

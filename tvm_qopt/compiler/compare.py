@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-import tvm
+import numpy.typing as npt
 
-from tvm_qopt.compiler.build import entry_points, lower
+from tvm_qopt.compiler.build import PATTERN, entry_points
 from tvm_qopt.compiler.crew import Outcome
-from tvm_qopt.compiler.measure import Laboratory
+from tvm_qopt.compiler.schedule import get_schedule
 from tvm_qopt.compiler.trials import Decisions
-from tvm_qopt.compiler.verify import fault
 from tvm_qopt.errors import BuildError
+from tvm_qopt.measure import ROUNDS, Device
 from tvm_qopt.spec import KernelSpec
 from tvm_qopt.targets import TargetPreset
 
-ROUNDS = 15
+
+class Laboratory(Protocol):
+    """What builds and runs kernels: `measure.Laboratory`, or what was measured elsewhere."""
+
+    servers: int
+
+    def build(self, points: Sequence[Decisions], entries: Sequence[str]) -> list[Outcome]: ...
+
+    def time(self, paths: Sequence[str]) -> list[Outcome]: ...
+
+    def fault(self, spec: KernelSpec, parts: Sequence[str], path: str) -> str | None: ...
+
+    def interleave(self, paths: Sequence[str], rounds: int) -> npt.NDArray[np.float64]: ...
+
+    def describe(self) -> Device: ...
 
 
 @dataclass(frozen=True)
@@ -35,13 +50,6 @@ class Comparison:
     rejected: Sequence[str]
 
 
-def kernel_module(
-    spec: KernelSpec, preset: TargetPreset, decisions: Mapping[str, int], entries: Sequence[str]
-) -> tvm.IRModule:
-    """The scheduled functions of some entry points."""
-    return tvm.IRModule({entry: lower(spec, preset, entry, decisions).final for entry in entries})
-
-
 def compare(
     spec: KernelSpec, preset: TargetPreset, laboratory: Laboratory, points: Sequence[Decisions]
 ) -> Comparison:
@@ -49,9 +57,9 @@ def compare(
 
     Raises BuildError where the default does not do what the reference does.
     """
-    entries = entry_points(spec, preset.kind)
-    built = laboratory.build([kernel_module(spec, preset, point, entries) for point in points])
-    faults = [_fault(spec, laboratory, outcome) for outcome in built]
+    parts = get_schedule(preset.kind, PATTERN).entries
+    built = laboratory.build(points, entry_points(spec, preset.kind))
+    faults = [each.error or laboratory.fault(spec, parts, each.value) for each in built]
     if faults[0]:
         raise BuildError(f"{spec.name}: its default kernel is wrong: {faults[0]}")
     right = [i for i, wrong in enumerate(faults) if wrong is None]
@@ -66,13 +74,3 @@ def compare(
         (float(low), float(middle), float(high)),
         [f"{points[i]}: {wrong}" for i, wrong in enumerate(faults) if wrong],
     )
-
-
-def _fault(spec: KernelSpec, laboratory: Laboratory, built: Outcome) -> str | None:
-    """What is wrong with a kernel; None if nothing is."""
-    if built.error:
-        return built.error
-    try:
-        return fault(spec, lambda calls: laboratory.call(built.value, calls))
-    except BuildError as error:
-        return str(error)

@@ -75,7 +75,7 @@ def compile_cuda(
     """
     names = cuda_code([f"sm_{number}" for number in _arch_numbers(archs)])
     source = _finished(source)
-    if _choose(compiler) == "nvcc":
+    if choose_compiler(compiler) == "nvcc":
         code = [f"-gencode=arch=compute_{name.rpartition('_')[2]},code={name}" for name in names]
         return _run_nvcc(source, ["--fatbin", *code], timeout=timeout)[0]
     wheels = load_wheels()
@@ -89,7 +89,7 @@ def compile_cubin(
 ) -> tuple[bytes, str]:
     """The cubin of one architecture, and what ptxas says of its kernels (registers, spills ...)."""
     (number,), source = _arch_numbers([arch]), _finished(source)
-    if _choose(compiler) == "nvcc":
+    if choose_compiler(compiler) == "nvcc":
         options = ["--cubin", f"--gpu-architecture=sm_{number}", VERBOSE]
         return _run_nvcc(source, options, timeout=timeout)
     return compile_program(load_wheels(), source, f"sm_{number}", (*OPTIONS, VERBOSE))
@@ -101,7 +101,7 @@ def compile_ptx(
     """The PTX of `source` under the very options of `compile_cuda`: evidence, not an artifact."""
     (number,), source = _arch_numbers([arch]), _finished(source)
     virtual = f"compute_{number}"
-    if _choose(compiler) == "nvcc":
+    if choose_compiler(compiler) == "nvcc":
         options = ["--ptx", f"--gpu-architecture={virtual}"]
         return _run_nvcc(source, options, timeout=timeout)[0].decode()
     ptx, _ = compile_program(load_wheels(), source, virtual, OPTIONS)
@@ -180,7 +180,7 @@ def _arch_numbers(archs: Sequence[str]) -> list[int]:
     return sorted({int(arch.removeprefix("sm_")) for arch in archs})
 
 
-def _choose(compiler: Compiler | None) -> Compiler:
+def choose_compiler(compiler: Compiler | None = None) -> Compiler:
     chosen = compiler or find_cuda_compiler()
     if chosen is None:
         raise ToolMissing(

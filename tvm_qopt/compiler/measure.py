@@ -10,11 +10,13 @@ servers.
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import socket
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,62 +28,110 @@ import tvm
 import tvm_ffi
 from tvm import rpc
 
-from tvm_qopt.compiler.build import linked_by, tvm_target
+from tvm_qopt.compiler.build import build, linked_by, lower, tvm_target
 from tvm_qopt.compiler.crew import Crew, Outcome, last_line
+from tvm_qopt.compiler.cuda import choose_compiler
 from tvm_qopt.compiler.pipeline import compile_module
 from tvm_qopt.errors import BuildError, ToolMissing
-from tvm_qopt.targets import TargetPreset, find_linker
+from tvm_qopt.manifest import LIBRARY
+from tvm_qopt.measure import (
+    REPEAT_SECONDS,
+    Array,
+    Call,
+    Device,
+    Machine,
+    Step,
+    describe,
+    interleave,
+    make_calls,
+    time_step,
+)
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import TargetPreset, cpu_model, find_linker
+from tvm_qopt.verify import fault
 
-Array = npt.NDArray[Any]
 SHARED = -3  # TVM's affinity mode that pins no thread: as the runtime has it
-BUILD_SECONDS = 120.0  # that a build, a check or a comparison may take
+BUILD_SECONDS = 600.0  # that a build may take
+RUN_SECONDS = 120.0  # that a check or a comparison may take
 CONNECT_SECONDS = 5.0
-REPEATS = 7  # of a trial
-REPEAT_MS = 10  # at least, of a repeat
+CPU = "cpu"
+
+
+# --- TVM's machines ---
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """The arguments of a kernel as a sample that is repeated: cheap to send to another process.
+class TvmSession:
+    """A device of TVM's, here or on a server.
 
-    arrays: in the order of the kernel's arguments.  shapes: what each is to become.
+    load_file: loads a shared library under a name that no other one has.  function: finds a
+    function of TVM's there.  cpu: what the CPU is called, None for LLVM's name of it.  suffix: of
+    the device's name.
     """
 
-    arrays: tuple[Array, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    load_file: Callable[[str, str], Any]
+    device: Any
+    function: Callable[[str], Any]
+    cpu: str | None = None
+    suffix: str = ""
 
-    def on(self, device: Any) -> list[Any]:
-        """Tensors on a device."""
-        return [
-            tvm.runtime.tensor(np.resize(array, shape), device=device)
-            for array, shape in zip(self.arrays, self.shapes, strict=True)
-        ]
+    def load(self, path: str) -> Any:
+        """A shared library, or an artifact's."""
+        at = Path(path)
+        if at.is_dir():
+            return self.load_file(str(at / LIBRARY), f"{at.name}.so")
+        return self.load_file(path, at.name)
 
+    def put(self, array: Array) -> Any:
+        return tvm.runtime.tensor(array, device=self.device)
 
-@dataclass(frozen=True)
-class Step:
-    """What is timed: entry points of a kernel, one after the other, and their arguments."""
+    def get(self, tensor: Any) -> Array:
+        values: Array = tensor.numpy()
+        return values
 
-    entries: tuple[str, ...]
-    arguments: Arguments
+    def call(self, kernel: Any, entry: str, tensors: Sequence[Any]) -> None:
+        kernel[entry](*tensors)
 
-    def seconds(self, module: Any, device: Any, tensors: Sequence[Any], repeat: int) -> list[float]:
-        """Of each repeat, the entry points added up."""
-        runs = []
-        for entry in self.entries:
-            evaluate = module.time_evaluator(
-                entry, device, number=1, repeat=repeat, min_repeat_ms=REPEAT_MS
+    def seconds(
+        self, kernel: Any, entries: Sequence[str], tensors: Sequence[Any], repeat: int
+    ) -> list[float]:
+        least, runs = math.ceil(1e3 * REPEAT_SECONDS), []
+        for entry in entries:
+            evaluate = kernel.time_evaluator(
+                entry, self.device, number=1, repeat=repeat, min_repeat_ms=least
             )
             runs.append(evaluate(*tensors).results)
         return [float(sum(times)) for times in zip(*runs, strict=True)]
 
+    def describe(self) -> Device | None:
+        if not self.device.exist:
+            return None
+        if self.device.dlpack_device_type() % RPC_MASK == tvm.cpu(0).dlpack_device_type():
+            code = str(self.function("target.llvm_get_system_cpu")())
+            threads = int(self.function("runtime.NumThreads")())
+            return Device((self.cpu or code) + self.suffix, code, threads)
+        arch = "sm_" + str(self.device.compute_version).replace(".", "")
+        return Device(f"{self.device.device_name}{self.suffix}", arch)
+
+
+RPC_MASK = 128  # what TVM adds to the type of a device on a server
+
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an entry point: its arguments, in order."""
+class Here:
+    """This machine: "cpu" or "cuda"."""
 
-    entry: str
-    arguments: tuple[Array, ...]
+    device: str = CPU
+
+    def count(self) -> int:
+        return 1
+
+    def open(self, seconds: float) -> TvmSession:
+        def load(path: str, name: str) -> Any:
+            return tvm.runtime.load_module(path)
+
+        find = tvm_ffi.get_global_func
+        return TvmSession(load, tvm.device(self.device, 0), find, cpu_model())
 
 
 @dataclass(frozen=True)
@@ -91,6 +141,7 @@ class Remote:
     host: str
     port: int
     key: str
+    device: str = CPU
 
     def count(self) -> int:
         """How many servers there are.  Raises ToolMissing where no tracker answers, or none is."""
@@ -111,10 +162,48 @@ class Remote:
             )
         return count
 
-    def session(self, seconds: float) -> Any:
+    def open(self, seconds: float) -> TvmSession:
         """Waits for a server that is free; the server ends the session after some seconds."""
         tracker = rpc.connect_tracker(self.host, self.port)
-        return tracker.request(self.key, session_timeout=math.ceil(seconds))
+        session = tracker.request(self.key, session_timeout=math.ceil(seconds))
+
+        def load(path: str, name: str) -> Any:
+            session.upload(path, target=name)
+            return session.load_module(name)
+
+        device = session.device(self.device, 0)
+        return TvmSession(load, device, session.get_function, suffix=" (RPC)")
+
+
+# --- processes that build, and processes that run ---
+
+
+class Builders:
+    """Builds candidates in processes, as many as there are processors.  Close it."""
+
+    def __init__(self, spec: KernelSpec, preset: TargetPreset, modules: Sequence[str]) -> None:
+        """modules: what defines the spec's rule and formats outside this package.
+
+        Raises ToolMissing where something is missing that every build needs.
+        """
+        linker = find_linker(preset)
+        if linker is None:
+            raise ToolMissing(f"no linker for {preset.name}: {preset.linker} is not installed")
+        if preset.kind == "cuda":
+            choose_compiler()
+        self._build = partial(build_candidate, spec.name, preset, linker)
+        self._crew = Crew(len(os.sched_getaffinity(0)), prepared(modules))
+
+    def close(self) -> None:
+        self._crew.close()
+
+    def build(
+        self, points: Sequence[Mapping[str, int]], entries: Sequence[str], paths: Sequence[Path]
+    ) -> list[Outcome]:
+        """The path of each point's kernel: for CPUs a library with some entry points, for GPUs an
+        artifact with all."""
+        tasks = [(dict(p), tuple(entries), path) for p, path in zip(points, paths, strict=True)]
+        return self._crew.map(self._build, tasks, BUILD_SECONDS)
 
 
 class Laboratory:
@@ -122,56 +211,77 @@ class Laboratory:
 
     def __init__(
         self,
+        spec: KernelSpec,
         preset: TargetPreset,
         step: Step,
+        machine: Machine,
         *,
         threads: int,
         seconds: float,
-        remote: Remote | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         """threads: of a step, here (a server has its own).  seconds: that a trial may take."""
-        linker = find_linker(preset)
-        if linker is None:
-            raise ToolMissing(f"no linker for {preset.name}: {preset.linker} is not installed")
-        self.preset, self.step, self.remote, self._seconds = preset, step, remote, seconds
-        self.servers = remote.count() if remote else 1
+        self.preset, self.step, self.machine, self._seconds = preset, step, machine, seconds
+        self.servers = machine.count()
+        self._builders = Builders(spec, preset, modules)
         self._folder = tempfile.TemporaryDirectory(prefix="tvm_qopt-tune-")
-        self._build = partial(build_library, linker, self._folder.name, tvm_target(preset))
-        self._builders = Crew(len(os.sched_getaffinity(0)))
-        self._runners = Crew(self.servers, partial(use_threads, threads))
+        self._runners = Crew(self.servers, prepared(modules, threads))
+        self._built: dict[tuple[Any, ...], Outcome] = {}
 
     def close(self) -> None:
         self._builders.close()
         self._runners.close()
         self._folder.cleanup()
 
-    def build(self, modules: Sequence[tvm.IRModule]) -> list[Outcome]:
-        """The path of a shared library for each."""
-        return self._builders.map(self._build, [(module,) for module in modules], BUILD_SECONDS)
+    def build(self, points: Sequence[Mapping[str, int]], entries: Sequence[str]) -> list[Outcome]:
+        """The path of each point's kernel; one that was built before is not built again."""
+        parts = tuple(entries) if self.preset.on_cpu else ()  # an artifact has all
+        names = [(*sorted(point.items()), parts) for point in points]
+        wanted = dict(zip(names, points, strict=True))
+        new = {name: point for name, point in wanted.items() if name not in self._built}
+        first = len(self._built)
+        paths = [Path(self._folder.name) / f"kernel{first + i}" for i in range(len(new))]
+        built = self._builders.build(list(new.values()), entries, paths)
+        self._built |= zip(new, built, strict=True)
+        return [self._built[name] for name in names]
 
     def time(self, paths: Sequence[str]) -> list[Outcome]:
-        """Seconds of the repeats of a step, for each library; on all servers at once."""
-        tasks = [(self.remote, path, self.step, self._seconds) for path in paths]
-        return self._runners.map(time_library, tasks, self._seconds)
+        """Seconds of the repeats of a step, for each kernel; on all servers at once."""
+        tasks = [(self.machine, path, self.step, self._seconds) for path in paths]
+        return self._runners.map(time_step, tasks, self._seconds)
 
     def interleave(self, paths: Sequence[str], rounds: int) -> npt.NDArray[np.float64]:
-        """Seconds of a step, (rounds, libraries): each once a round, so that a busy moment falls on
+        """Seconds of a step, (rounds, kernels): each once a round, so that a busy moment falls on
         all alike; on one server.  Raises BuildError."""
-        return np.array(self._run(interleave_libraries, paths, self.step, rounds))
+        return np.array(self._run(interleave, paths, self.step, rounds))
+
+    def fault(self, spec: KernelSpec, parts: Sequence[str], path: str) -> str | None:
+        """What is wrong with a kernel; None if nothing is."""
+        try:
+            return fault(spec, parts, lambda calls: self.call(path, calls))
+        except BuildError as error:
+            return str(error)
 
     def call(self, path: str, calls: Sequence[Call]) -> list[list[Array]]:
         """The arguments of each call after it.  Raises BuildError."""
-        found: list[list[Array]] = self._run(call_library, path, calls)
+        found: list[list[Array]] = self._run(make_calls, path, calls)
         return found
 
-    def describe(self) -> tuple[str, int]:
-        """LLVM's name of the CPU that kernels run on, and the threads of a step there."""
-        found: tuple[str, int] = self._run(describe_machine)
+    def describe(self) -> Device:
+        """What kernels run on.  Raises ToolMissing where there is no such device."""
+        found: Device | None = self._run(describe)
+        if found is None:
+            kind = self.preset.kind
+            raise ToolMissing(
+                f"--target: {self.preset.name} needs a device of {kind}, and there is none where "
+                "kernels are to run (or TVM does not find its driver)"
+            )
         return found
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        task = (self.remote, *arguments)
-        (outcome,) = self._runners.map(function, [task], BUILD_SECONDS)
+        (outcome,) = self._runners.map(
+            function, [(self.machine, *arguments, RUN_SECONDS)], RUN_SECONDS
+        )
         if outcome.error:
             raise BuildError(f"{self.preset.name}: {outcome.error}")
         return outcome.value
@@ -180,65 +290,54 @@ class Laboratory:
 # --- in the other process ---
 
 
+def prepared(modules: Sequence[str], threads: int | None = None) -> Callable[[], None]:
+    """What another process does first: import modules where this one finds them, and have as many
+    threads as a step has."""
+    path = [os.path.abspath(folder) for folder in sys.path] if modules else []
+    return partial(prepare, tuple(modules), path, threads)
+
+
+def prepare(modules: Sequence[str], path: Sequence[str], threads: int | None) -> None:
+    sys.path.extend(folder for folder in path if folder not in sys.path)
+    for name in modules:
+        importlib.import_module(name)
+    if threads is not None:
+        use_threads(threads)
+
+
 def use_threads(threads: int) -> None:
-    """As many threads as a step has, awake during a step only and pinned to no processor."""
+    """Threads of TVM's pool that are awake during a step only and pinned to no processor."""
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
     processors = sorted(os.sched_getaffinity(0))
     shared = [str(processors[i % len(processors)]) for i in range(threads)]
     tvm_ffi.get_global_func("runtime.config_threadpool")(SHARED, threads, shared)
 
 
-def build_library(linker: str, folder: str, target: tvm.target.Target, module: tvm.IRModule) -> str:
+def build_candidate(
+    name: str,
+    preset: TargetPreset,
+    linker: str,
+    point: Mapping[str, int],
+    entries: Sequence[str],
+    path: Path,
+) -> str:
+    """The path of a kernel of the spec of a name."""
+    spec = KernelSpec.parse(name)
+    if preset.on_cpu:
+        module = kernel_module(spec, preset, point, entries)
+        return build_library(linker, path.with_suffix(".so"), tvm_target(preset), module)
+    build(spec, preset, path, decisions=point)
+    return str(path)
+
+
+def kernel_module(
+    spec: KernelSpec, preset: TargetPreset, decisions: Mapping[str, int], entries: Sequence[str]
+) -> tvm.IRModule:
+    """The scheduled functions of some entry points."""
+    return tvm.IRModule({entry: lower(spec, preset, entry, decisions).final for entry in entries})
+
+
+def build_library(linker: str, path: Path, target: tvm.target.Target, module: tvm.IRModule) -> str:
     """The path of a shared library with the functions of a module."""
-    handle, path = tempfile.mkstemp(suffix=".so", dir=folder)
-    os.close(handle)
-    compile_module(module, target).export_library(path, fcompile=linked_by(linker))
-    return path
-
-
-def time_library(remote: Remote | None, path: str, step: Step, seconds: float) -> tuple[float, ...]:
-    load, device, _ = _machine(remote, seconds)
-    return tuple(step.seconds(load(path), device, step.arguments.on(device), REPEATS))
-
-
-def interleave_libraries(
-    remote: Remote | None, paths: Sequence[str], step: Step, rounds: int
-) -> list[list[float]]:
-    load, device, _ = _machine(remote, BUILD_SECONDS)
-    modules, tensors = [load(path) for path in paths], step.arguments.on(device)
-
-    def one_round() -> list[float]:
-        return [step.seconds(module, device, tensors, 1)[0] for module in modules]
-
-    one_round()  # page tables, pools, clocks
-    return [one_round() for _ in range(rounds)]
-
-
-def call_library(remote: Remote | None, path: str, calls: Sequence[Call]) -> list[list[Array]]:
-    load, device, _ = _machine(remote, BUILD_SECONDS)
-    module, results = load(path), []
-    for call in calls:
-        tensors = [tvm.runtime.tensor(array, device=device) for array in call.arguments]
-        module[call.entry](*tensors)
-        results.append([tensor.numpy() for tensor in tensors])
-    return results
-
-
-def describe_machine(remote: Remote | None) -> tuple[str, int]:
-    _, _, function = _machine(remote, BUILD_SECONDS)
-    return str(function("target.llvm_get_system_cpu")()), int(function("runtime.NumThreads")())
-
-
-def _machine(
-    remote: Remote | None, seconds: float
-) -> tuple[Callable[[str], Any], Any, Callable[[str], Any]]:
-    """How to load a library, the device, and how to find TVM's functions: here or on a server."""
-    if remote is None:
-        return tvm.runtime.load_module, tvm.cpu(0), tvm_ffi.get_global_func
-    session = remote.session(seconds)
-
-    def load(path: str) -> Any:
-        session.upload(path)
-        return session.load_module(Path(path).name)
-
-    return load, session.cpu(0), session.get_function
+    compile_module(module, target).export_library(str(path), fcompile=linked_by(linker))
+    return str(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,26 +22,38 @@ from tvm_qopt.targets import NATIVE, TargetPreset
 
 @dataclass(frozen=True)
 class Selection:
-    """A record, or None for the default schedule, and why, in words."""
+    """A record, or None for the default schedule, and why, in words.
+
+    given: in place of both, decisions to try.
+    """
 
     record: TuningRecord | None
     why: str
+    given: Mapping[str, int] | None = None
 
     @property
     def decisions(self) -> Mapping[str, int]:
+        if self.given is not None:
+            return self.given
         return self.record.decisions if self.record else {}
 
     def as_manifest(self) -> dict[str, str]:
+        if self.given is not None:
+            return {"kind": "tried", "decisions": json.dumps(self.given)}
         if self.record is None:
             return {"kind": "default"}
         return {"kind": "tuned", "record": self.record.hash}
 
 
-def workload_hash(spec: KernelSpec) -> str:
+def workload_hash(spec: KernelSpec, kind: str) -> str:
     """Of the unscheduled definitions of the update and its norm passes, in the forms of all targets
-    and for any number of blocks; the same in every process."""
-    forms = itertools.product((None, *range(len(spec.rule_.norms))), (False, True))
-    definitions = [define(spec, norms=n, permutes=permutes) for n, permutes in forms]
+    of a kind and for any number of blocks; the same in every process."""
+    if kind == "llvm":
+        forms: tuple[dict[str, bool], ...] = ({}, {"permutes": True})
+    else:
+        forms = ({"permutes": kind == "cuda", "predicates": True},)
+    passes = (None, *range(len(spec.rule_.norms)))
+    definitions = [define(spec, norms=n, **form) for n, form in itertools.product(passes, forms)]
     hashes = [tvm_ffi.structural_hash(definition) for definition in definitions]
     return hashlib.sha256(" ".join(map(str, hashes)).encode()).hexdigest()[:16]
 
@@ -88,7 +101,7 @@ def _records(
         except RecordInvalid as error:
             warnings.warn(f"{error}; it is not used", StaleRecord, stacklevel=4)
             continue
-        workload = workload_hash(spec)
+        workload = workload_hash(spec, target.kind)
         same = [record for record in records if record.workload == workload]
         if len(same) < len(records):
             _warn(path, spec, target, f"of another definition (this one is {workload})")

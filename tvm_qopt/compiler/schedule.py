@@ -14,10 +14,10 @@ from tvm import s_tir, tirx
 
 from tvm_qopt.compiler.stages import Stage, passes, stages_of
 from tvm_qopt.errors import DecisionMismatch, UnsupportedSpec
-
-MAIN, TAIL, SERIAL, ANY = "main", "tail", "main_serial", "main_any"
-"""Entry points: full blocks; the short last block; full blocks on the calling thread; full blocks
-of tensors that are aligned to their elements only."""
+from tvm_qopt.spec import ANY as ANY
+from tvm_qopt.spec import MAIN as MAIN
+from tvm_qopt.spec import SERIAL as SERIAL
+from tvm_qopt.spec import TAIL as TAIL
 
 
 @dataclass(frozen=True)

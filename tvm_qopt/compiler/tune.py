@@ -1,4 +1,4 @@
-"""Searches the choices of a schedule for the fastest kernel of a spec on a kind of CPU.
+"""Searches the choices of a schedule for the fastest kernel of a spec on a kind of machine.
 
 The spaces are small, so points are tried once each, in an order that a seed decides, until the
 budget or the space is at its end.  The fastest few then meet the default in one interleaved run,
@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import tvm
-import tvm_ffi
-from tvm import s_tir
-
-from tvm_qopt.compiler.build import SERIAL_BELOW, lower, select
-from tvm_qopt.compiler.compare import Comparison, compare, kernel_module
-from tvm_qopt.compiler.crew import Outcome, last_line
-from tvm_qopt.compiler.measure import Laboratory, Remote, Step
-from tvm_qopt.compiler.record import record_preset, workload_hash
-from tvm_qopt.compiler.schedule import MAIN, SERIAL
-from tvm_qopt.compiler.trials import Decisions, Space, Trial, TrialLog
-from tvm_qopt.compiler.verify import timed_arguments
-from tvm_qopt.errors import BuildError, StaleRecord, UnsupportedSpec
+from tvm_qopt.compiler.candidates import Candidates, Subject, key, todays
+from tvm_qopt.compiler.compare import Comparison, Laboratory, compare
+from tvm_qopt.compiler.crew import Outcome
+from tvm_qopt.compiler.elsewhere import Listed, MeasuredElsewhere
+from tvm_qopt.compiler.measure import Here
+from tvm_qopt.compiler.measure import Laboratory as OwnLaboratory
+from tvm_qopt.compiler.trials import Decisions, Trial, TrialLog
+from tvm_qopt.errors import BuildError, RecordInvalid, UnsupportedSpec
+from tvm_qopt.measure import Device, Machine, check_code
+from tvm_qopt.packed import Search
 from tvm_qopt.records import TuningRecord, log_path, save
-from tvm_qopt.spec import KernelSpec, norms_entry
-from tvm_qopt.targets import NATIVE, TargetPreset, cpu_model
+from tvm_qopt.spec import KernelSpec
+from tvm_qopt.targets import NATIVE, TargetPreset
 from tvm_qopt.version import TVM_VERSION
 
 TRIALS = "trials"  # the folder of logs, beside those of presets
@@ -44,6 +40,7 @@ class Options:
 
     elements: of the one tensor (made whole blocks).  trials, seconds: the budget, whichever is used
     up first; None for no limit.  threads: of a step, here.  limit: seconds that a trial may take.
+    machine: where kernels run.  modules: what defines rules and formats outside this package.
     """
 
     elements: int = 1 << 24
@@ -53,7 +50,8 @@ class Options:
     resume: bool = False
     threads: int = 1
     limit: float = 60.0
-    remote: Remote | None = None
+    machine: Machine = field(default_factory=Here)
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,86 +94,90 @@ def tune(
 ) -> Found:
     """Search, and write a record to `folder`; the log of trials goes to its folder `trials`.
 
-    Raises UnsupportedSpec for a target that is not a CPU, RecordInvalid for a log of another search
-    and BuildError where no kernel runs or the default one is wrong.
+    Raises UnsupportedSpec where the machine does not run the target, RecordInvalid for a log of
+    another search and BuildError where no kernel runs or the default one is wrong.
     """
-    if not preset.on_cpu:
-        raise UnsupportedSpec(f"target: {preset.name} cannot be tuned yet; CPUs can")
-    blocks = -(-options.elements // spec.block_size)
-    laboratory = Laboratory(
+    subject = Subject.of(spec, preset, options.elements)
+    laboratory = OwnLaboratory(
+        spec,
         preset,
-        Step(_timed_entries(spec, blocks * spec.block_size), timed_arguments(spec, blocks)),
+        subject.step,
+        options.machine,
         threads=options.threads,
         seconds=options.limit,
-        remote=options.remote,
+        modules=options.modules,
     )
     with closing(laboratory):
-        search = _Search(spec, preset, folder, options, laboratory, report)
-        return search.finish(exhausted=search.run())
+        search = _Search(subject, folder, options, laboratory, report)
+        candidates = Candidates(subject, options.seed, search.log.trials)
+        return search.finish(exhausted=search.run(candidates))
 
 
-def _timed_entries(spec: KernelSpec, elements: int) -> tuple[str, ...]:
-    """The entry points that a step of a tensor of this size calls."""
-    part = SERIAL if elements < SERIAL_BELOW else MAIN
-    return (*(norms_entry(number, part) for number in range(len(spec.rule_.norms))), part)
+def take_measured(
+    spec: KernelSpec,
+    preset: TargetPreset,
+    folder: Path,
+    packed: Search,
+    laboratory: MeasuredElsewhere,
+    report: Report,
+) -> Found:
+    """`tune`, of what was packed and measured elsewhere.
+
+    Raises RecordInvalid where it was packed for another definition, schedule or target.
+    """
+    subject = Subject.of(spec, preset, int(packed.header["elements"]))
+    if wrong := [
+        name for name in subject.header if packed.header.get(name) != subject.header[name]
+    ]:
+        raise RecordInvalid(
+            f"--measured: {spec.name} was packed for another {' and '.join(wrong)} than "
+            f"{preset.name} has here now; pack it again"
+        )
+    options = Options(subject.elements, trials=len(packed.candidates), seed=packed.seed)
+    search = _Search(subject, folder, options, laboratory, report)
+    return search.finish(exhausted=search.run(Listed(packed)))
 
 
 class _Search:
-    """One search: of a spec, on what a laboratory runs kernels on."""
+    """One search, on what a laboratory runs kernels on."""
 
     def __init__(
         self,
-        spec: KernelSpec,
-        preset: TargetPreset,
+        subject: Subject,
         folder: Path,
         options: Options,
         laboratory: Laboratory,
         report: Report,
     ) -> None:
-        self.spec, self.preset, self.folder, self.options = spec, preset, folder, options
+        self.subject, self.folder, self.options = subject, folder, options
         self.laboratory, self.report = laboratory, report
-        self.elements = -(-options.elements // spec.block_size) * spec.block_size
-        self.space = Space.of(lower(spec, preset, MAIN).choices)
-        self.device, self.threads = self._machine()
-        self.name, self.workload = record_preset(preset), workload_hash(spec)
-        header = {
-            "spec": spec.name,
-            "preset": self.name,
-            "workload": self.workload,
-            "elements": self.elements,
-            "space": {name: list(values) for name, values in self.space.candidates.items()},
-        }
-        path = log_path(folder / TRIALS, self.name, spec.name)
-        self.log = TrialLog(path, header, resume=options.resume)
+        self.device = self._device()
+        path = log_path(folder / TRIALS, subject.name, subject.spec.name)
+        self.log = TrialLog(path, subject.header, resume=options.resume)
         self.began, self.tried_before = time.monotonic(), len(self.log.trials)
 
-    def _machine(self) -> tuple[str, int]:
-        """The device, and the threads of a step on it."""
-        if self.options.remote is None:
-            return cpu_model(), self.options.threads
-        cpu, threads = self.laboratory.describe()
-        here = record_preset(self.preset).partition("-")[2]
-        if self.preset.name == NATIVE and cpu != here:
+    def _device(self) -> Device:
+        preset, found = self.subject.preset, self.laboratory.describe()
+        here = self.subject.name.partition("-")[2]
+        if preset.name == NATIVE and found.code != here:
             raise UnsupportedSpec(
-                f"target: {NATIVE} is this machine ({here}) and the server is a {cpu}; give a "
-                "level, such as llvm-x86-64-v3"
+                f"target: {NATIVE} is this machine ({here}) and the server is a {found.code}; give "
+                "a level, such as llvm-x86-64-v3"
             )
-        return f"{cpu} (RPC)", threads
+        check_code(preset, found)
+        return found
 
     # --- the search ---
 
-    def run(self) -> bool:
-        """Try points until the budget is used up; whether every point was tried."""
-        tried = {_key(trial.decisions) for trial in self.log.trials}
-        kernels = {trial.kernel for trial in self.log.trials}
-        points = (p for p in self.space.in_order(self.options.seed) if _key(p) not in tried)
+    def run(self, candidates: Candidates | Listed) -> bool:
+        """Try kernels until the budget is used up; whether every one was tried."""
         self._say("searching")
         while (room := self._room()) > 0:
-            batch = list(self._next(points, kernels, min(room, BATCH)))
+            batch = candidates.take(min(room, BATCH))
             if not batch:
-                return True
+                break
             self._try(batch)
-        return next(points, None) is None
+        return candidates.at_end()
 
     def _room(self) -> int:
         """How many trials the budget allows yet: one, the default, at least."""
@@ -187,31 +189,15 @@ class _Search:
         allowed = self.options.seconds
         return math.inf if allowed is None else allowed - (time.monotonic() - self.began)
 
-    def _next(
-        self, points: Iterator[Decisions], kernels: set[str], count: int
-    ) -> Iterator[tuple[Trial, tvm.IRModule]]:
-        """Kernels that were not tried yet, whatever decisions they come from.  What cannot be
-        scheduled is a failed trial."""
-        for point in points:
-            try:
-                module = kernel_module(self.spec, self.preset, point, self.laboratory.step.entries)
-            except (tvm.error.InternalError, s_tir.ScheduleError, AssertionError) as error:
-                self._done(Trial(point, "", error=f"cannot be scheduled: {last_line(error)}"))
-                continue
-            kernel = _hash(module)
-            if kernel in kernels:
-                continue
-            kernels.add(kernel)
-            yield Trial(point, kernel), module
-            count -= 1
-            if not count:
-                return
-
-    def _try(self, batch: Sequence[tuple[Trial, tvm.IRModule]]) -> None:
+    def _try(self, batch: Sequence[Trial]) -> None:
         """Build all, then time as many at once as there are servers; each is on disk when it is
         done."""
-        trials = [trial for trial, _ in batch]
-        built = self.laboratory.build([module for _, module in batch])
+        for trial in batch:
+            if trial.error:
+                self._done(trial)
+        trials = [trial for trial in batch if not trial.error]
+        points = [trial.decisions for trial in trials]
+        built = self.laboratory.build(points, self.subject.step.entries)
         for trial, outcome in zip(trials, built, strict=True):
             if outcome.error:
                 self._done(_ended(trial, outcome))
@@ -233,15 +219,15 @@ class _Search:
         left, expected = self._seconds_left(), self.options.trials
         done = len(self.log.trials)
         if expected is not None:
-            expected = max(min(expected, self.space.size), done)
+            expected = max(min(expected, self.subject.space.size), done)
             if new := done - self.tried_before:
                 each = (time.monotonic() - self.began) / new
                 left = min(left, each * (expected - done))
         self.report(
             Progress(
-                self.spec,
+                self.subject.spec,
                 self.log.trials,
-                self.elements,
+                self.subject.elements,
                 expected,
                 None if math.isinf(left) else left,
                 doing,
@@ -254,7 +240,7 @@ class _Search:
         """Compare the fastest with the default and write the record of the best."""
         points = self._contenders()
         self._say("comparing")
-        best = compare(self.spec, self.preset, self.laboratory, points)
+        best = compare(self.subject.spec, self.subject.preset, self.laboratory, points)
         record = self._record(best)
         return Found(
             record,
@@ -270,23 +256,23 @@ class _Search:
         best = self.log.best(FINALISTS)
         if not best:
             first = self.log.trials[0].error
-            raise BuildError(f"{self.spec.name}: none of the kernels ran; the default: {first}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StaleRecord)  # what is about to be replaced
-            today = self.space.default | dict(select(self.spec, self.preset).decisions)
-        points = [self.space.default, *(trial.decisions for trial in best), today]
-        return list({_key(point): point for point in points}.values())
+            raise BuildError(
+                f"{self.subject.spec.name}: none of the kernels ran; the default: {first}"
+            )
+        default = self.subject.space.default
+        points = [default, *(trial.decisions for trial in best), todays(self.subject)]
+        return list({key(point): point for point in points}.values())
 
     def _record(self, best: Comparison) -> TuningRecord:
         return TuningRecord(
-            spec=self.spec.name,
-            preset=self.name,
-            device=self.device,
+            spec=self.subject.spec.name,
+            preset=self.subject.name,
+            device=self.device.name,
             tvm=TVM_VERSION,
-            workload=self.workload,
+            workload=self.subject.workload,
             decisions=best.decisions,
-            elements=self.elements,
-            threads=self.threads,
+            elements=self.subject.elements,
+            threads=self.device.threads,
             seconds=best.seconds,
             default_seconds=best.default_seconds,
             trials=len(self.log.trials),
@@ -295,16 +281,8 @@ class _Search:
         )
 
 
-def _key(decisions: Decisions) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(decisions.items()))
-
-
-def _hash(module: tvm.IRModule) -> str:
-    return f"{tvm_ffi.structural_hash(module):016x}"
-
-
 def _ended(trial: Trial, outcome: Outcome) -> Trial:
     """The trial with what came of it."""
     if outcome.error:
         return Trial(trial.decisions, trial.kernel, error=outcome.error)
-    return Trial(trial.decisions, trial.kernel, seconds=outcome.value)
+    return Trial(trial.decisions, trial.kernel, seconds=tuple(outcome.value))

@@ -1,12 +1,10 @@
-"""What check.py needs of a device: arrays, time and the speed of a copy; CUDA by torch or by CuPy,
-OpenCL by pyopencl (to try the script where there is no GPU)."""
+"""Arrays on a GPU, and the time of work there: CUDA by torch or by CuPy, OpenCL by pyopencl."""
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ class Cuda:
 
         self.torch = torch
         self.name = str(torch.cuda.get_device_name(0))
+        self.arch = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
 
     def put(self, x: Array, dtype: str) -> Any:
         """A copy on the device; bfloat16 is given as its bits."""
@@ -44,19 +43,21 @@ class Cuda:
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.torch.full((size,), value, dtype=getattr(self.torch, dtype), device="cuda")
 
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work` on the device, by events."""
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(number):
+            work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
     def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
-        """The median time of one call of `work` on the device, by events."""
-        torch, times = self.torch, []
+        """The median time of one call of `work`."""
         for _ in range(3):
             work()
-        for _ in range(rounds):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        return statistics.median(times)
+        return statistics.median(self.elapsed(work, 1) for _ in range(rounds))
 
     def copy_speed(self, size: int) -> float:
         """Bytes a second, read and written, of a copy of float32 from one tensor to another."""
@@ -71,26 +72,6 @@ class Cuda:
         replay: Callable[[], object] = graph.replay
         return replay
 
-    def peer_rows(
-        self, layouts: Mapping[str, Sequence[int]], copy: float
-    ) -> Iterator[tuple[str, str, str]]:
-        """torch's fused AdamW, which moves 28 bytes an element, and bitsandbytes' where it is."""
-        makers = {"torch AdamW, fused": (lambda p: self.torch.optim.AdamW(p, fused=True), 28.0)}
-        if importlib.util.find_spec("bitsandbytes"):
-            import bitsandbytes
-
-            makers["bitsandbytes AdamW8bit"] = (bitsandbytes.optim.AdamW8bit, 16.06)
-        for name, (make, bytes_) in makers.items():
-            for words, sizes in layouts.items():
-                params = [self.full(n, "float32", 1.0).requires_grad_() for n in sizes]
-                for param in params:
-                    param.grad = self.full(param.numel(), "float32", 1e-3)
-                took = self.seconds(make(params).step)
-                share = bytes_ * sum(sizes) / took / copy
-                yield name, f"{share:.0%} of the copy", f"{words}: {took * 1e3:.3f} ms"
-                del params
-                self.free()
-
     def free(self) -> None:
         self.torch.cuda.empty_cache()
 
@@ -104,7 +85,8 @@ class CuPy:
         import cupy
 
         self.cupy = cupy
-        self.name = f"sm_{cupy.cuda.Device().compute_capability}, by CuPy"
+        self.arch = f"sm_{cupy.cuda.Device().compute_capability}"
+        self.name = f"{self.arch}, by CuPy"
 
     def put(self, x: Array, dtype: str) -> Any:
         return self.cupy.asarray(x)
@@ -119,20 +101,23 @@ class CuPy:
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.cupy.full(size, *_bits(dtype, value))
 
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work` on the device, by events."""
+        start, end = (self.cupy.cuda.Event() for _ in range(2))
+        start.record()
+        for _ in range(number):
+            work()
+        end.record()
+        end.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
     def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
-        """The median time of one call of `work` on the device, by events."""
-        cuda, times = self.cupy.cuda, []
+        """The median time of one call of `work`."""
         for _ in range(3):
             work()
-        for _ in range(rounds):
-            start, end = cuda.Event(), cuda.Event()
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            times.append(cuda.get_elapsed_time(start, end) / 1e3)
-            if sum(times) > ENOUGH:
-                break
+        times: list[float] = []
+        while len(times) < rounds and sum(times) <= ENOUGH:
+            times.append(self.elapsed(work, 1))
         return statistics.median(times)
 
     def copy_speed(self, size: int) -> float:
@@ -151,12 +136,6 @@ class CuPy:
             work()
             graph = stream.end_capture()
         return lambda: graph.launch()
-
-    def peer_rows(
-        self, layouts: Mapping[str, Sequence[int]], copy: float
-    ) -> Iterator[tuple[str, str, str]]:
-        """None: CuPy has no optimizers."""
-        return iter(())
 
     def free(self) -> None:
         self.cupy.get_default_memory_pool().free_all_blocks()
@@ -180,7 +159,7 @@ class OpenCl:
 
         device = next(d for platform in cl.get_platforms() for d in platform.get_devices())
         self.arrays, self.queue = arrays, cl.CommandQueue(cl.Context([device]))
-        self.name = str(device.name.strip())
+        self.name, self.arch = str(device.name.strip()), ""
 
     def put(self, x: Array, dtype: str) -> Any:
         return self.arrays.to_device(self.queue, x)
@@ -195,17 +174,19 @@ class OpenCl:
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.put(np.full(size, *_bits(dtype, value)), dtype)
 
-    def seconds(self, work: Callable[[], object], *, rounds: int = 3) -> float:
-        """The median time of one call of `work`, until the queue is done."""
-        times = []
-        work()
-        for _ in range(rounds):
-            self.queue.finish()
-            start = time.perf_counter()
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work`, until the queue is done."""
+        self.queue.finish()
+        start = time.perf_counter()
+        for _ in range(number):
             work()
-            self.queue.finish()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        self.queue.finish()
+        return time.perf_counter() - start
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 3) -> float:
+        """The median time of one call of `work`."""
+        work()
+        return statistics.median(self.elapsed(work, 1) for _ in range(rounds))
 
     def copy_speed(self, size: int) -> float:
         import pyopencl as cl
