@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tvm_qopt.errors import UnknownName, UnsupportedSpec
-from tvm_qopt.formats import FAMILIES, FORMATS, StateFormat, get_format
+from tvm_qopt.formats import FAMILIES, StateFormat, get_format
 from tvm_qopt.params import SHORT, STORAGE, get_param_format
 from tvm_qopt.rules import CLIP_SCALAR, Hyper, Rule, Slot, get_rule
 
@@ -355,8 +355,7 @@ def _formats_of(rule: Rule, state: str, settings: Mapping[str, Any]) -> tuple[st
         return tuple(nonnegative if slot.nonnegative else signed for slot in slots)
     names = state.split("+")
     for name in names:
-        if name not in FORMATS:
-            raise UnknownName("state", name, {**FORMATS, **FAMILIES})
+        get_format(name)
     return tuple(names * len(slots) if len(names) == 1 else names)
 
 

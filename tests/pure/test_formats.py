@@ -253,7 +253,7 @@ def test_a_second_registration_is_refused() -> None:
 
 
 def test_an_unknown_format_is_an_error_that_lists_what_exists() -> None:
-    with pytest.raises(UnknownName, match="unknown state format 'dynamic9'") as caught:
+    with pytest.raises(UnknownName, match="unknown state 'dynamic9'") as caught:
         get_format("dynamic9")
     assert all(name in str(caught.value) for name in (*FORMATS, *FAMILIES))
 

@@ -210,3 +210,14 @@ def test_a_setting_of_another_format_is_unknown() -> None:
     assert KernelSpec.of("adamw", "codebook8", sign_repair=True).all_settings["sign_repair"]
     with pytest.raises(UnknownName, match="unknown setting of adamw 'sign_repair'"):
         KernelSpec.of("adamw", "dynamic8", sign_repair=True)
+
+
+@pytest.mark.parametrize("state", ["4bit+dynamic8u", "dynamic8s+4bit"])
+def test_a_family_stands_alone(state: str) -> None:
+    said = r"'4bit' stands alone.* write dynamic4s \(or linear4u for a slot that is never negative"
+    for make in (
+        lambda: KernelSpec.of("adamw", state),
+        lambda: KernelSpec.parse(f"adamw-{state}-nonfinite_skip"),
+    ):
+        with pytest.raises(UnsupportedSpec, match=said):
+            make()

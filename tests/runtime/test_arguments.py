@@ -316,8 +316,9 @@ def test_neighbours_in_one_buffer_and_shared_inputs_are_fine() -> None:
         (lambda q: q[:255].copy(), "shape (256,)"),
         (lambda q: np.append(q, q[-1:]), "shape (256,)"),
         (lambda q: q.astype(np.float64), "got float64"),
+        (lambda q: np.full_like(q, 0.5), "expected two different levels or more, got 0.5"),
     ],
-    ids=["reversed", "swapped", "nan", "inf", "255", "257", "float64"],
+    ids=["reversed", "swapped", "nan", "inf", "255", "257", "float64", "flat"],
 )
 def test_a_map_that_is_none_is_refused(
     slot: str, change: Callable[[Array], Array], said: str

@@ -205,6 +205,8 @@ def test_arguments_that_do_not_fit_are_named(queue: Any) -> None:
     plan, _ = planned(queue)
     with pytest.raises(ShapeMismatch, match=r"stream.*CommandQueue"):
         plan.step(step=1, stream=0, **HYPER)
+    with pytest.raises(DeviceMismatch, match=r"stream: expected a queue of the OpenCL context"):
+        plan.step(step=1, stream=elsewhere, **HYPER)
     with pytest.raises(HyperOutOfRange, match="lr"):
         plan.step(step=1, **{**HYPER, "lr": np.nan})
 

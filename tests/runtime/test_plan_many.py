@@ -171,6 +171,12 @@ def test_what_does_not_fit_is_named(place: Callable[[Array], Any]) -> None:
     assert many.step(step=1, found_inf=1.0, **HYPER) == [False, False]
     with pytest.raises(ShapeMismatch, match="grads: expected 2 gradients, got 1"):
         many.step(step=1, grads=[given[0]["grad"]], **HYPER)
+    with pytest.raises(DtypeMismatch, match=r"grads: expected a sequence.*, got int"):
+        many.step(step=1, grads=5, **HYPER)
+    with pytest.raises(ShapeMismatch, match=r"of tensor \d: .*memory shared with .* of tensor \d"):
+        many.step(step=1, grads=[given[1]["param"], given[1]["grad"]], **HYPER)
+    with pytest.raises(HyperOutOfRange, match="maximize: expected True or False, got 'no'"):
+        many.step(step=1, maximize="no", **HYPER)
     with pytest.raises(HyperOutOfRange, match="seed"):
         many.step(step=1, seed=3, **HYPER)
     assert bits(given) == before
@@ -178,6 +184,8 @@ def test_what_does_not_fit_is_named(place: Callable[[Array], Any]) -> None:
     with pytest.raises(ShapeMismatch, match="param of tensor"):
         kernel.plan_many(shared)
     assert len(kernel.plan_many(iter(given))) == 2
+    with pytest.raises(DtypeMismatch, match=r"tensors: expected a sequence.*, got int"):
+        kernel.plan_many(5)
     with pytest.raises(DtypeMismatch, match="tensor 0: expected a dict of arguments, got str"):
         kernel.plan_many(given[0])
     with pytest.raises(ShapeMismatch, match="tensor 1: expected one of param, grad, state"):

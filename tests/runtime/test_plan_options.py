@@ -14,6 +14,7 @@ import pytest
 
 import tvm_qopt
 from tvm_qopt.errors import (
+    DeviceMismatch,
     DtypeMismatch,
     HyperOutOfRange,
     QoptError,
@@ -446,6 +447,20 @@ def test_maps_that_do_not_fit_are_refused(
         assert got in message
 
 
+@pytest.mark.parametrize(
+    ("spec", "name"), [(PLAIN, "exp_avg_codes"), (MIXED, "exp_avg_sq"), (PLAIN, "exp_avg_sq_scale")]
+)
+def test_a_state_that_lacks_an_entry_is_not_read(spec: tvm_qopt.KernelSpec, name: str) -> None:
+    kernel = tvm_qopt.load(spec)
+    state = kernel.init_state(normal(1))
+    del state[name]
+    maps = {"exp_avg": linear_map()} if spec is MIXED else None
+    with pytest.raises(ShapeMismatch, match=f"{name}: expected an array in state, got nothing"):
+        kernel.decode_state(state, maps)
+    with pytest.raises(DtypeMismatch, match="state: expected a dict of arrays, got int"):
+        kernel.decode_state(5, maps)  # type: ignore[arg-type]
+
+
 def test_no_maps_may_be_said_outright() -> None:
     nothing: tuple[Any, ...] = (None, {})
     for none in nothing:
@@ -454,6 +469,24 @@ def test_no_maps_may_be_said_outright() -> None:
 
 
 # The rest of a step
+
+
+@pytest.mark.parametrize("value", [1, 0.0, "no", None, [], np.float32(1)])
+def test_maximize_is_true_or_false(value: Any) -> None:
+    run = Run(PLAIN)
+    before = run.bits()
+    with pytest.raises(HyperOutOfRange, match="maximize: expected True or False, got "):
+        run.plan.step(step=1, maximize=value, **HYPER)
+    assert run.bits() == before
+    assert run.plan.step(step=1, maximize=np.True_, **HYPER)
+
+
+def test_a_cpu_has_no_stream() -> None:
+    run = Run(PLAIN)
+    before = run.bits()
+    with pytest.raises(DeviceMismatch, match="stream: expected None on a CPU, got 0"):
+        run.plan.step(step=1, stream=0, **HYPER)
+    assert run.bits() == before
 
 
 @pytest.mark.parametrize("given", ["two", "0", "-1", "1.5", " ", "1e9"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_qopt.errors import UnknownName
+from tvm_qopt.errors import UnknownName, UnsupportedSpec
 from tvm_qopt.xp import ArrayNamespace, Value
 
 
@@ -96,8 +96,15 @@ def register_family(name: str, *, signed: str, nonnegative: str) -> None:
 
 
 def get_format(name: str) -> StateFormat:
+    """Raises UnknownName, and UnsupportedSpec for a family, which is a format for each slot."""
+    if name in FAMILIES:
+        signed, nonnegative = FAMILIES[name]
+        raise UnsupportedSpec(
+            f"state: {name!r} stands alone, for all slots at once; in a list of one a slot "
+            f"write {signed} (or {nonnegative} for a slot that is never negative)"
+        )
     if name not in FORMATS:
-        raise UnknownName("state format", name, {**FORMATS, **FAMILIES})
+        raise UnknownName("state", name, {**FORMATS, **FAMILIES})
     return FORMATS[name]
 
 

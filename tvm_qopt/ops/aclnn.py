@@ -140,8 +140,8 @@ def apply_adamw_quant(
 
     workspace : uint8 array of workspace_size bytes, None where that is 0.
     executor : from phase one; good for one call.
-    stream : the handle of a CUDA stream; None is the caller's current one.  On a GPU the call
-        returns when the step is queued.
+    stream : the handle of a CUDA stream; None is the caller's current one, and all that a CPU
+        takes.  On a GPU the call returns when the step is queued.
 
     Raises AclnnParamNullptr, or AclnnRuntimeError (361001): a second use of the executor, or a
     workspace smaller than phase one asked for.
@@ -161,7 +161,10 @@ def apply_adamw_quant(
     except ArgumentMismatch as error:  # the step tensor was changed in between
         raise AclnnParamInvalid(str(error)) from error
     executor.used = True
-    executor.plan.step(step=step, stream=stream, **executor.hyper)
+    try:
+        executor.plan.step(step=step, stream=stream, **executor.hyper)
+    except ArgumentMismatch as error:  # a stream that the arrays' device does not have
+        raise AclnnParamInvalid(str(error)) from error
 
 
 def _check_options(quant_mode: object, block_size: object, semantics: object) -> None:

@@ -99,6 +99,15 @@ def _check_argument(
     check_layout(t.name, view, output=t.output)
 
 
+def as_list(name: str, given: Any) -> list[Any]:
+    """What an argument holds one by one; raises where it is no sequence."""
+    try:
+        return list(given)
+    except TypeError:
+        wanted = "a sequence, one for each tensor"
+        raise DtypeMismatch(name, expected=wanted, got=type(given).__name__) from None
+
+
 def check_overlap(arrays: Iterable[tuple[ArrayView, str, bool]]) -> None:
     """Raise unless nothing that is written is reachable through another argument.
 

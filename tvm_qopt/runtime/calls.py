@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvm_qopt.errors import DeviceMismatch
 from tvm_qopt.runtime.arguments import Part, window_of, windows
 from tvm_qopt.runtime.arrays import CUDA, OPENCL, ArrayView, current_stream
 from tvm_qopt.runtime.ending import enter, leave
@@ -150,6 +151,8 @@ def run(
             queue = queue_of(like, stream)
             for call in calls:
                 call.serial.enqueue(queue)
+        elif stream is not None:
+            raise DeviceMismatch("stream", expected="None on a CPU", got=repr(stream))
         else:
             _run_here(kernel, calls)
     finally:

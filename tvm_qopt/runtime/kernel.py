@@ -11,7 +11,7 @@ import numpy as np
 
 from tvm_qopt.errors import ArtifactInvalid, DtypeMismatch, ShapeMismatch
 from tvm_qopt.manifest import LIBRARY, MANIFEST, Manifest, sha256_of
-from tvm_qopt.runtime.arguments import DEVICES
+from tvm_qopt.runtime.arguments import DEVICES, as_list
 from tvm_qopt.runtime.arrays import CUDA, float32_copy, new_arrays, view_of
 from tvm_qopt.runtime.library import load_module
 from tvm_qopt.runtime.opencl import SourceModule
@@ -87,6 +87,7 @@ class Kernel:
         What begins with one value is a slice of one array for all of them: on a GPU fewer
         allocations, and on OpenCL what `plan_many` needs to make one launch.
         """
+        params = as_list("params", params)
         views = [view_of("param", param) for param in params]
         states: list[dict[str, Any]] = [{} for _ in params]
         start = initial_parts(self.spec, initial or {})
@@ -112,7 +113,8 @@ class Kernel:
 
         qmap as for `plan`.  4-bit codes of an odd number of elements give one more.
         """
-        return decode(self.spec, state, check_qmaps(self.spec, qmap))
+        maps = check_qmaps(self.spec, qmap)
+        return decode(self.spec, _state_dict(state), maps)
 
     def plan(
         self,
@@ -148,7 +150,7 @@ class Kernel:
         where each of their arguments lies in one memory object with the others' (slices of one
         array; `init_states` makes such states), on CUDA one launch each.
         """
-        names, tensors = ("param", "grad", "state", "qmap", "result"), list(tensors)
+        names, tensors = ("param", "grad", "state", "qmap", "result"), as_list("tensors", tensors)
         for i, given in enumerate(tensors):
             if not isinstance(given, Mapping):
                 wanted = "a dict of arguments"
@@ -162,9 +164,7 @@ class Kernel:
         self, param: Any, grad: Any, state: Any, qmap: Any, result: Any
     ) -> dict[str, Any]:
         """The arguments of a plan, by the names of tensors."""
-        if not isinstance(state, Mapping):
-            raise DtypeMismatch("state", expected="a dict of arrays", got=type(state).__name__)
-        given = {"param": param}
+        state, given = _state_dict(state), {"param": param}
         if grad is not None or self.spec.rule_.reads_grad:
             given["grad"] = grad
         if result is not None:
@@ -174,6 +174,12 @@ class Kernel:
         for name in state.keys() & given.keys():
             raise ShapeMismatch(name, expected="no entry of this name in state", got="one")
         return {**given, **state}
+
+
+def _state_dict(state: Any) -> Mapping[str, Any]:
+    if not isinstance(state, Mapping):
+        raise DtypeMismatch("state", expected="a dict of arrays", got=type(state).__name__)
+    return state
 
 
 def _module_of(folder: Path, manifest: Manifest) -> Any:

@@ -238,4 +238,7 @@ def queue_of(like: Any, stream: Any) -> Any:
     if not isinstance(stream, cl.CommandQueue):
         got = type(stream).__name__
         raise ShapeMismatch("stream", expected="a pyopencl.CommandQueue", got=got)
+    if stream.context != like.context:
+        wanted = "a queue of the OpenCL context of param"
+        raise DeviceMismatch("stream", expected=wanted, got="one of another context")
     return stream

@@ -15,7 +15,7 @@ from tvm_qopt.runtime.arrays import copy_from_host, is_torch, on_stream, version
 from tvm_qopt.runtime.calls import bind, run
 from tvm_qopt.runtime.capturable import CapturableStep, gate_call
 from tvm_qopt.runtime.opencl import is_opencl
-from tvm_qopt.runtime.scalars import Scalars, random_words
+from tvm_qopt.runtime.scalars import Scalars, check_flag, random_words
 from tvm_qopt.runtime.state import read_number, sums_of
 from tvm_qopt.spec import GATE, WORKSPACE, norm_tensor
 
@@ -75,8 +75,8 @@ class Plan:
         its sign is changed.  seed: of stochastic weights (0 by default), with `step` and the place
         of an element all that its rounding depends on.  found_inf: a number or one-element array;
         non-zero leaves everything as it is.  stream: the handle of a CUDA stream or a pyopencl
-        queue, the caller's current one (that of param) by default; the step is queued there and
-        not waited for.
+        queue (of the context of param), the caller's current one (that of param) by default; the
+        step is queued there and not waited for.  A CPU has none: there it is None.
 
         Returns whether the update ran.  It does not, and nothing changes, where found_inf says so
         and where a norm that the rule needs is beyond float32.  A rule with norms waits for them
@@ -85,6 +85,7 @@ class Plan:
         before anything is written.
         """
         scalars = self._scalars.of(step, grad_scale, gnorm_scale, hyper)
+        check_flag("maximize", maximize)
         if maximize:
             scalars[0] = -scalars[0]
         random = self._random(seed, step)
@@ -126,6 +127,7 @@ class Plan:
         Raises UnsupportedSpec on a CPU, for a rule with norms and for one whose scalars cannot be
         formed on the device.
         """
+        check_flag("maximize", maximize)
         self.check(step=step + 1, grad_scale=grad_scale, gnorm_scale=gnorm_scale, **hyper)
         values = {**self._scalars.values, "step": step, "grad_scale": grad_scale}
         values["gnorm_scale"] = -gnorm_scale if maximize else gnorm_scale

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch
-from tvm_qopt.runtime.arguments import check_overlap
+from tvm_qopt.runtime.arguments import as_list, check_overlap
 from tvm_qopt.runtime.arrays import is_torch, version_counter, view_of
-from tvm_qopt.runtime.batch import Batch, Member
+from tvm_qopt.runtime.batch import Batch
+from tvm_qopt.runtime.scalars import check_flag
 from tvm_qopt.runtime.state import read_number
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class PlanMany:
         self._given = [dict(given) for given in tensors]
         self._batch = Batch(kernel)
         self._members = self._batch.add_all(self._given)
-        self._check_apart()
+        self._check_apart(self._given)
         self._marks = [version_counter(given["param"]) for given in self._given]
 
     def __len__(self) -> int:
@@ -50,6 +51,7 @@ class PlanMany:
         grads: gradients in place of the planned ones from now on, one a tensor.  found_inf is read
         on the host.  Returns which updates ran.  Raises before anything is written.
         """
+        check_flag("maximize", maximize)
         scalars = self._batch.scalars(
             hyper, step=step, grad_scale=grad_scale, gnorm_scale=gnorm_scale, maximize=maximize
         )
@@ -57,10 +59,7 @@ class PlanMany:
         if seed is not None and not random:
             what = f"no seed: {self.kernel.spec.param_format} weights are not random"
             raise HyperOutOfRange("seed", expected=what, got=repr(seed))
-        if grads is not None:
-            self._take_grads(grads)
-        for i, given in enumerate(self._given):
-            self._follow(i, given)
+        self._follow(self._given if grads is None else self._with_grads(grads))
         if found_inf is not None and read_number("found_inf", found_inf) != 0.0:
             return [False] * len(self)
         for member in self._members if random else ():
@@ -71,29 +70,31 @@ class PlanMany:
                 mark()
         return ran
 
-    def _check_apart(self) -> None:
+    def _check_apart(self, tensors: Sequence[Mapping[str, Any]]) -> None:
         """Raise where a tensor's output is in another tensor's way."""
         outputs = {t.name: t.output for t in self.kernel.spec.tensors}
         check_overlap(
             (view_of(name, x), f"{name} of tensor {i}", outputs[name])
-            for i, given in enumerate(self._given)
+            for i, given in enumerate(tensors)
             for name, x in given.items()
         )
 
-    def _take_grads(self, grads: Sequence[Any]) -> None:
+    def _with_grads(self, grads: Sequence[Any]) -> list[dict[str, Any]]:
+        """The arguments of each tensor with another gradient."""
+        grads = as_list("grads", grads)
         if len(grads) != len(self):
             wanted = f"{len(self)} gradients"
             raise ShapeMismatch("grads", expected=wanted, got=str(len(grads)))
-        members: list[Member] = []
-        given: list[dict[str, Any]] = []
-        for i, grad in enumerate(grads):
-            same = grad is self._given[i].get("grad")
-            given.append({**self._given[i], "grad": grad})
-            members.append(self._members[i] if same else self._batch.add(given[i]))
-        self._given, self._members = given, members
+        return [{**given, "grad": grad} for given, grad in zip(self._given, grads, strict=True)]
 
-    def _follow(self, i: int, given: Mapping[str, Any]) -> None:
-        """Bind a tensor again whose memory torch has moved."""
-        addresses = {n: x.data_ptr() for n, x in given.items() if is_torch(x)}
-        if addresses != self._members[i].addresses:
-            self._members[i] = self._batch.add(given)
+    def _follow(self, tensors: list[dict[str, Any]]) -> None:
+        """Bind again what has another gradient, or memory that torch has moved."""
+        members = list(self._members)
+        for i, (given, before) in enumerate(zip(tensors, self._given, strict=True)):
+            addresses = {n: x.data_ptr() for n, x in given.items() if is_torch(x)}
+            same = given.get("grad") is before.get("grad")
+            if not same or addresses != members[i].addresses:
+                members[i] = self._batch.add(given)
+        if any(new is not old for new, old in zip(members, self._members, strict=True)):
+            self._check_apart(tensors)
+        self._given, self._members = tensors, members

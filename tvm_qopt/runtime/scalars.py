@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,12 @@ class Scalars:
         for name in sorted(names - given.keys()):
             raise HyperOutOfRange(name, expected="a number", got="nothing")
         return {h.name: h.check(given[h.name]) for h in self._ranges}
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise HyperOutOfRange unless the value is a bool, Python's or NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise HyperOutOfRange(name, expected="True or False", got=repr(value))
 
 
 def random_words(seed: int, step: int) -> npt.NDArray[np.int32]:

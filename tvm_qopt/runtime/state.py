@@ -94,9 +94,11 @@ def decode(
     values = {}
     for slot, format_ in spec.slots:
         if format_.dtype is not None:
-            values[slot.name] = _direct(state[slot.name], format_.dtype)
+            values[slot.name] = _direct(_entry(state, slot.name), format_.dtype)
             continue
-        codes, scale = (to_numpy(state[f"{slot.name}_{part}"]) for part in ("codes", "scale"))
+        codes, scale = (
+            to_numpy(_entry(state, f"{slot.name}_{part}")) for part in ("codes", "scale")
+        )
         levels = to_numpy((qmap or {})[slot.name]) if format_.runtime_map else None
         whole = codes.reshape(1, -1)
         whole = NUMPY.unpack4(whole) if format_.bits == 4 else whole.astype(np.int32)
@@ -105,6 +107,12 @@ def decode(
         shape = (level.size,) if format_.bits == 4 else codes.shape
         values[slot.name] = (stored * stored if format_.root else stored).reshape(shape)
     return values
+
+
+def _entry(state: Mapping[str, Any], name: str) -> Any:
+    if state.get(name) is None:
+        raise ShapeMismatch(name, expected="an array in state", got="nothing")
+    return state[name]
 
 
 def _direct(x: Any, dtype: str) -> npt.NDArray[np.float32]:
@@ -128,7 +136,7 @@ def check_qmaps(spec: KernelSpec, qmap: Any) -> Mapping[str, Any]:
 
 
 def check_qmap(name: str, qmap: Any, *, levels: int) -> None:
-    """Raise unless a map is float32, one-dimensional, finite and ascending."""
+    """Raise unless a map is float32, one-dimensional, finite and ascending, with two levels."""
     values = to_numpy(qmap)
     if values.dtype != np.float32:
         raise DtypeMismatch(name, expected="float32", got=str(values.dtype))
@@ -141,3 +149,6 @@ def check_qmap(name: str, qmap: Any, *, levels: int) -> None:
         where = int(np.flatnonzero(np.diff(values) < 0)[0])
         got = f"{values[where]} before {values[where + 1]} at {where}"
         raise ShapeMismatch(name, expected="levels in ascending order", got=got)
+    if values[0] == values[-1]:
+        got = f"{values[0]} throughout"
+        raise ShapeMismatch(name, expected="two different levels or more", got=got)
