@@ -37,8 +37,9 @@ HYPER = {"lr": 0.5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0
 
 
 def record(preset: str, spec: KernelSpec = SPEC, **changes: Any) -> TuningRecord:
+    workload = workload_hash(spec, "llvm")
     made = TuningRecord(
-        spec=spec.name, preset=preset, device="a CPU", tvm="0", workload=workload_hash(spec, "llvm"),
+        spec=spec.name, preset=preset, device="a CPU", tvm="0", workload=workload,
         decisions={NAME: LAST[NAME]}, elements=1 << 20, threads=2, seconds=1e-3,
         default_seconds=2e-3, trials=9, seed=0, date="2026-01-01",
     )  # fmt: skip
