@@ -71,12 +71,12 @@ def ours() -> Path:
 
 
 def edited(text: str, edit: tuple[str, str]) -> str:
-    """With an edit in the body of `main` alone."""
+    """With an edit in the body of `main`, and without the kernels behind it."""
     start = text.index("main_kernel(", text.index("main_kernel(") + 1)
     end = text.index("\n}\n", start)
     body = text[start:end]
     assert edit[0] in body
-    return text[:start] + body.replace(*edit) + text[end:]
+    return text[:start] + body.replace(*edit) + text[end : end + len("\n}\n")]
 
 
 @pytest.mark.parametrize("words", EDITS)
