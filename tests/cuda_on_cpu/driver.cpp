@@ -96,5 +96,21 @@ int cuDeviceGetName(char *name, int size, int) {
   return 0;
 }
 
+int cuInit(unsigned) { return 0; }
+
+int cuDeviceGetCount(int *count) {
+  *count = 1;
+  return 0;
+}
+
+int cuDeviceGetAttribute(int *value, int number, int) {
+  const int MAJOR = 75, MINOR = 76;
+  const char *arch = getenv("CUDA_ON_CPU_ARCH");
+  int version = arch ? atoi(arch) : 90;
+  if (number != MAJOR && number != MINOR) return INVALID_VALUE;
+  *value = number == MAJOR ? version / 10 : version % 10;
+  return 0;
+}
+
 int cuTensorMapEncodeTiled(void *) { return INVALID_VALUE; }
 }

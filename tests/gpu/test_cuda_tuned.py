@@ -1,5 +1,5 @@
-"""`tvm-qopt tune` for CUDA on the device of tests/cuda_on_cpu: through a server, and by a packed
-folder."""
+"""`tvm-qopt tune` for CUDA on the device of tests/cuda_on_cpu: where the compiler is, through a
+server, and by a packed folder."""
 
 from __future__ import annotations
 
@@ -88,6 +88,15 @@ def tuned(done: subprocess.CompletedProcess[str]) -> Any:
     assert not found["rejected"] and not any(trial["error"] for trial in found["trials"])
     assert read_log(Path(found["path"]))[0].to_json() == json.dumps(found["record"])
     return found
+
+
+def test_cuda_is_tuned_on_this_machine(device: Path, tmp_path: Path) -> None:
+    here = ["--trials", "2", "--size", "4096", "-o", tmp_path, "--json"]
+    record = tuned(tune(device, "--target", "cuda-sm90", *here))["record"]
+    assert (record["preset"], record["device"]) == ("cuda-sm90", "this CPU")
+    refused = tune(device, "--target", "cuda-sm80", *here)
+    assert refused.returncode == 2
+    assert "cuda-sm80 does not run here (the GPU here is sm_90); use --rpc" in refused.stderr
 
 
 def test_cuda_is_tuned_on_a_server(device: Path, server: str, tmp_path: Path) -> None:

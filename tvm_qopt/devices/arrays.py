@@ -14,6 +14,18 @@ Array = npt.NDArray[Any]
 ENOUGH = 1.0  # seconds of rounds: a device that takes longer is not one to measure
 
 
+def _median(
+    elapsed: Callable[[Callable[[], object], int], float], work: Callable[[], object], rounds: int
+) -> float:
+    """Of the times of one call, after three that warm up; of fewer rounds where they are long."""
+    for _ in range(3):
+        work()
+    times: list[float] = []
+    while len(times) < rounds and sum(times) <= ENOUGH:
+        times.append(elapsed(work, 1))
+    return statistics.median(times)
+
+
 class Cuda:
     """The first GPU, by torch."""
 
@@ -55,9 +67,7 @@ class Cuda:
 
     def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
         """The median time of one call of `work`."""
-        for _ in range(3):
-            work()
-        return statistics.median(self.elapsed(work, 1) for _ in range(rounds))
+        return _median(self.elapsed, work, rounds)
 
     def copy_speed(self, size: int) -> float:
         """Bytes a second, read and written, of a copy of float32 from one tensor to another."""
@@ -113,12 +123,7 @@ class CuPy:
 
     def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
         """The median time of one call of `work`."""
-        for _ in range(3):
-            work()
-        times: list[float] = []
-        while len(times) < rounds and sum(times) <= ENOUGH:
-            times.append(self.elapsed(work, 1))
-        return statistics.median(times)
+        return _median(self.elapsed, work, rounds)
 
     def copy_speed(self, size: int) -> float:
         one, other = self.full(size, "float32", 1.0), self.full(size, "float32", 0.0)
