@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import cupy
 import numpy as np
 import pytest
-from inside_cuda import HYPER, PLAIN, bits, load, planned, put
+from inside_cuda import HYPER, PLAIN, bits, captured, load, planned, put
 
 from tvm_qopt import sample
 from tvm_qopt.runtime import batch, tables
@@ -95,6 +96,23 @@ def test_a_moved_tensor_is_followed(launches: list[int]) -> None:
         del expected["grad"]
         assert bits({**g["state"], "param": g["param"]}) == bits(expected)
     assert launches[:3] == [3] * 3
+
+
+def test_captured_steps_of_many_are_each_to_the_bit() -> None:
+    kernel = load(PLAIN)
+    (given, held), (_, alone) = arguments(kernel), arguments(kernel)
+    flag = cupy.full(1, 0.0, "float32")
+    steps = kernel.plan_many(given).capturable(found_inf=flag, **HYPER)
+    replay = captured(steps.step)
+    for found in (0.0, 1.0, 0.0):
+        flag.fill(found)
+        replay()
+    assert steps.steps() == 2
+    for plan, _ in alone:
+        for step in (1, 2):
+            plan.step(step=step, **HYPER)
+    for (_, got), (_, expected) in zip(held, alone, strict=True):
+        assert bits(got) == bits(expected)
 
 
 def test_a_large_tensor_has_a_launch_of_its_own(

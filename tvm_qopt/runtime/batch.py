@@ -163,12 +163,17 @@ class Batch:
             else:
                 self._write(self._shared, scalars)
             ready = [member for member, runs in zip(members, ran, strict=True) if runs]
-            self._run([call for m in ready for call in m.calls.update], members, stream)
+            self._run(self.update_calls(ready), members, stream)
         return ran
+
+    def update_calls(self, members: Sequence[Member]) -> Sequence[Call]:
+        """What updates the members when their scalars are there."""
+        return self._merged([call for m in members for call in m.calls.update], members)
 
     def sums(self, members: Sequence[Member], number: int = 0, *, stream: Any = None) -> Sums:
         """Run norm pass `number` with the scalars as they are; waits for a GPU."""
-        self._run([call for m in members for call in m.calls.norms[number]], members, stream)
+        calls = [call for m in members for call in m.calls.norms[number]]
+        self._run(self._merged(calls, members), members, stream)
         return {
             name: sums_of([m.own[norm_tensor(number, name)] for m in members])
             for name in self._passes[number].names
@@ -205,7 +210,11 @@ class Batch:
             copy_from_host(hyper, self._host)
 
     def _run(self, calls: Sequence[Call], members: Sequence[Member], stream: Any) -> None:
-        first, like = members[0], members[0].own["hyper"]
-        if first.device[0] in (CUDA, OPENCL) and len(calls) > 1:
-            calls = self._tables.merged(calls, like, self._moves.count)
-        run(self.kernel, calls, first.device, like=like, stream=stream)
+        like = members[0].own["hyper"]
+        run(self.kernel, calls, members[0].device, like=like, stream=stream)
+
+    def _merged(self, calls: Sequence[Call], members: Sequence[Member]) -> Sequence[Call]:
+        """The same in fewer calls, where a GPU makes one of many."""
+        if len(calls) < 2 or members[0].device[0] not in (CUDA, OPENCL):
+            return calls
+        return self._tables.merged(calls, members[0].own["hyper"], self._moves.count)

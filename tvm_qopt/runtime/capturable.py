@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,12 +17,48 @@ from tvm_qopt.errors import (
 from tvm_qopt.runtime.arguments import Part
 from tvm_qopt.runtime.arrays import copy_from_host, full_like, is_torch, view_of, window
 from tvm_qopt.runtime.calls import Call, run
+from tvm_qopt.runtime.scalars import Scalars, check_flag
 from tvm_qopt.runtime.state import to_numpy
 from tvm_qopt.spec import ADVANCE, GATE, GNORM_SCALE, GRAD_SCALE
 
 if TYPE_CHECKING:
     from tvm_qopt.runtime.kernel import Kernel
-    from tvm_qopt.runtime.plan import Plan
+
+
+class Planned(Protocol):
+    """What a capturable step is made of: a Plan or a PlanMany.  own: what its calls read beside the
+    user's arrays."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def device(self) -> tuple[int, int]: ...
+
+    @property
+    def own(self) -> dict[str, Any]: ...
+
+    def update_calls(self) -> Sequence[Call]: ...
+
+    def check_that_memory_stays(self) -> None: ...
+
+    def mark_written(self) -> object: ...
+
+
+def clock_values(
+    scalars: Scalars,
+    hyper: dict[str, float],
+    *,
+    step: int,
+    grad_scale: float,
+    gnorm_scale: float,
+    maximize: bool,
+) -> dict[str, float]:
+    """What the device counts from, by name; raises what a step would raise."""
+    check_flag("maximize", maximize)
+    scalars.of(step + 1, grad_scale, gnorm_scale, hyper)
+    factor = -gnorm_scale if maximize else gnorm_scale
+    return {**scalars.values, "step": step, "grad_scale": grad_scale, "gnorm_scale": factor}
 
 
 def step_call(kernel: Kernel, entry: str, arrays: Mapping[str, Any]) -> Call:
@@ -46,7 +82,8 @@ def check_found_inf(found_inf: Any, device: tuple[int, int]) -> None:
 
 
 class CapturableStep:
-    """The steps of a plan with nothing left to the host, made by `Plan.capturable`.
+    """The steps of a plan with nothing left to the host, made by `Plan.capturable` and
+    `PlanMany.capturable`.
 
     `step` queues two or three kernels and no copy, so what a CUDA graph captured of it can be
     replayed for as many steps as one likes.  Where found_inf is not 0, and where a scalar is out of
@@ -54,7 +91,9 @@ class CapturableStep:
     it as long as their graph.
     """
 
-    def __init__(self, plan: Plan, values: dict[str, float], random: Any, found_inf: Any) -> None:
+    def __init__(
+        self, plan: Planned, values: dict[str, float], random: Any, found_inf: Any
+    ) -> None:
         self._plan, self._kernel, spec = plan, plan.kernel, plan.kernel.spec
         if ADVANCE not in self._kernel.entries:
             raise UnsupportedSpec(
@@ -109,7 +148,7 @@ class CapturableStep:
 
     def _run(self, advance: Call, stream: Any) -> None:
         plan = self._plan
-        calls = [advance, *plan.calls.update]
+        calls = [advance, *plan.update_calls()]
         run(self._kernel, calls, plan.device, like=plan.own["hyper"], stream=stream)
 
 

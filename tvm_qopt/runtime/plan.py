@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch
 from tvm_qopt.runtime.arguments import check_argument, check_arguments, own_arrays
 from tvm_qopt.runtime.arrays import copy_from_host, is_torch, on_stream, version_counter, view_of
-from tvm_qopt.runtime.calls import bind, run
-from tvm_qopt.runtime.capturable import CapturableStep, gate_call
+from tvm_qopt.runtime.calls import Call, bind, run
+from tvm_qopt.runtime.capturable import CapturableStep, clock_values, gate_call
 from tvm_qopt.runtime.opencl import is_opencl
 from tvm_qopt.runtime.scalars import Scalars, check_flag, random_words
 from tvm_qopt.runtime.state import read_number, sums_of
@@ -127,11 +127,13 @@ class Plan:
         Raises UnsupportedSpec on a CPU, for a rule with norms and for one whose scalars cannot be
         formed on the device.
         """
-        check_flag("maximize", maximize)
-        self.check(step=step + 1, grad_scale=grad_scale, gnorm_scale=gnorm_scale, **hyper)
-        values = {**self._scalars.values, "step": step, "grad_scale": grad_scale}
-        values["gnorm_scale"] = -gnorm_scale if maximize else gnorm_scale
+        scales = {"grad_scale": grad_scale, "gnorm_scale": gnorm_scale}
+        values = clock_values(self._scalars, hyper, step=step, maximize=maximize, **scales)
         return CapturableStep(self, values, self._random(seed, step), found_inf)
+
+    def update_calls(self) -> Sequence[Call]:
+        """What a step runs when its scalars are there."""
+        return self.calls.update
 
     def _reads_on_device(self, found_inf: Any) -> bool:
         """Whether the device can read found_inf itself."""

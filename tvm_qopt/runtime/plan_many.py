@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch
+from tvm_qopt.errors import HyperOutOfRange, ShapeMismatch, UnsupportedSpec
 from tvm_qopt.runtime.arguments import as_list, check_overlap
 from tvm_qopt.runtime.arrays import is_torch, version_counter, view_of
 from tvm_qopt.runtime.batch import Batch
-from tvm_qopt.runtime.scalars import check_flag
+from tvm_qopt.runtime.calls import Call
+from tvm_qopt.runtime.capturable import CapturableStep, clock_values
+from tvm_qopt.runtime.scalars import Scalars, check_flag
 from tvm_qopt.runtime.state import read_number
 
 if TYPE_CHECKING:
@@ -69,6 +71,58 @@ class PlanMany:
             if runs:
                 mark()
         return ran
+
+    def capturable(
+        self,
+        *,
+        step: int = 0,
+        grad_scale: float = 1.0,
+        gnorm_scale: float = 1.0,
+        maximize: bool = False,
+        found_inf: Any = None,
+        **hyper: float,
+    ) -> CapturableStep:
+        """The steps of these tensors with step, hyper-parameters and found_inf on the device;
+        arguments as for `Plan.capturable`.
+
+        Raises UnsupportedSpec also for stochastic weights: their generator is a tensor's own.
+        """
+        if not self._members:
+            raise ShapeMismatch("tensors", expected="one at least", got="none")
+        if "rng" in self.own:
+            raise UnsupportedSpec(
+                f"{self.kernel.spec.name}: one kernel cannot form the random numbers of several "
+                "tensors; make a plan and a capturable step of each"
+            )
+        scales = {"grad_scale": grad_scale, "gnorm_scale": gnorm_scale}
+        scalars = Scalars(self.kernel.spec)
+        values = clock_values(scalars, hyper, step=step, maximize=maximize, **scales)
+        return CapturableStep(self, values, None, found_inf)
+
+    @property
+    def device(self) -> tuple[int, int]:
+        """Where the tensors are, as DLPack has it."""
+        return self._members[0].device
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What the calls read beside the user's arrays; of the first tensor what is not shared."""
+        return self._members[0].own
+
+    def update_calls(self) -> Sequence[Call]:
+        """What a step runs when its scalars are there."""
+        return self._batch.update_calls(self._members)
+
+    def check_that_memory_stays(self) -> None:
+        """Raise where torch has moved or freed the storage of a tensor that was planned."""
+        for i, (given, member) in enumerate(zip(self._given, self._members, strict=True)):
+            if member.addresses != {n: x.data_ptr() for n, x in given.items() if is_torch(x)}:
+                wanted = "the memory that was planned (make a new plan where a tensor moves)"
+                raise ShapeMismatch(f"tensor {i}", expected=wanted, got="other")
+
+    def mark_written(self) -> None:
+        for mark in self._marks:
+            mark()
 
     def _check_apart(self, tensors: Sequence[Mapping[str, Any]]) -> None:
         """Raise where a tensor's output is in another tensor's way."""
