@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from tvm_qopt.errors import HyperOutOfRange, UnknownName
+from tvm_qopt.errors import HyperOutOfRange, NameTaken, UnknownName
 from tvm_qopt.xp import ArrayNamespace, Value
 
 Settings = Mapping[str, Any]
@@ -180,7 +180,7 @@ def rule(
     def register(update: Update) -> Update:
         name = update.__name__
         if name in RULES:
-            raise ValueError(f"rule {name!r} is registered twice")
+            raise NameTaken("rule", name)
         RULES[name] = Rule(
             name=name,
             update=update,
