@@ -257,7 +257,12 @@ def test_list_json() -> None:
     )
     adamw = next(each for each in data["rules"] if each["rule"] == "adamw")
     assert adamw["slots"] == ["exp_avg", "exp_avg_sq"]
-    assert {"dynamic8", "dynamic8s", "float32"} <= {each["state"] for each in data["states"]}
+    operators = {each["rule"] for each in data["rules"] if each["kind"] == "operator"}
+    assert operators == {"quantize", "dequantize", "sum_sq", "lamb_phase1"}
+    states = {each["state"]: each["summary"] for each in data["states"]}
+    assert {"dynamic8", "dynamic8s", "float32"} <= set(states)
+    rooted = {name for name, summary in states.items() if "square root" in summary}
+    assert rooted == {"sqrt8u", "sqrt_dynamic8u"}
     here = {each["target"]: each["runs here"] for each in data["targets"]}
     assert here["llvm-native"] == "yes"
     assert set(PRESETS) < set(here)
@@ -267,8 +272,9 @@ def test_list_json() -> None:
 def test_list_is_for_people_too(artifact: Path) -> None:
     result = invoke("list")
     assert result.exit_code == 0
-    for word in ("adamw", "dynamic8", "cuda-sm90", "llvm-native"):
+    for word in ("adamw", "operator", "dynamic8", "dynamic8u", "cuda-sm90", "llvm-native"):
         assert word in result.stdout
+    assert result.stdout.count("even") == 2  # once of three floating-point types, once of fp8
 
 
 def test_list_survives_a_bad_store(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ class StateFormat:
 
     @property
     def summary(self) -> str:
-        return (type(self).__doc__ or self.name).strip().splitlines()[0]
+        levels = (type(self).__doc__ or self.name).strip().splitlines()[0]
+        return f"The square root is what is stored.  {levels}" if self.root else levels
 
     @property
     def qmap(self) -> npt.NDArray[np.float32] | None:

@@ -153,6 +153,11 @@ class Rule:
         return {name: choices[0] for name, choices in self.settings.items()}
 
     @property
+    def is_update(self) -> bool:
+        """Whether it moves the parameter along a gradient; others are operators only."""
+        return self.reads_grad and self.result == "param"
+
+    @property
     def summary(self) -> str:
         return (self.update.__doc__ or self.name).strip().splitlines()[0]
 
