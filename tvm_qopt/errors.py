@@ -31,6 +31,13 @@ class UnknownName(QoptError, ValueError):
         super().__init__(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
 
 
+class NameTaken(QoptError, ValueError):
+    """A rule or state is registered under a name that another already has."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"{kind} {name!r} is registered twice: give yours another name")
+
+
 class UnsupportedSpec(QoptError, ValueError):
     """A combination that cannot be built; the message says which part and why."""
 

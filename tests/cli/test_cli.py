@@ -16,45 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import ROOT, SPEC, error_of, invoke, tvm_qopt_in_process
 
 import tvm_qopt
 from tvm_qopt.cli import report
-from tvm_qopt.cli.app import app
 from tvm_qopt.cli.machine import why_not_here
 from tvm_qopt.manifest import SCHEMA
 from tvm_qopt.runtime.store import store_folder
 from tvm_qopt.targets import PRESETS, get_target
-
-SPEC = "adamw-dynamic8-b256-p_f32-g_f32"
-ROOT = str(Path(tvm_qopt.__file__).parent.parent)
-
-
-def invoke(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def tvm_qopt_in_process(
-    *arguments: str | Path, cwd: Path | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, (environment.pop("PYTHONPATH", ""), ROOT)))
-    return subprocess.run(
-        [sys.executable, "-m", "tvm_qopt", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def error_of(result: Any, code: int) -> str:
-    """The message of a command that failed as it should: one error line, no traceback."""
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    assert (result.exit_code if hasattr(result, "exit_code") else result.returncode) == code
-    return str(errors[0])
 
 
 @pytest.fixture(scope="module")
@@ -64,39 +33,6 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.exit_code == 0, result.stderr
     assert "kernel.so" in result.stdout
     return out
-
-
-def test_help_loads_neither_tvm_nor_numpy() -> None:
-    code = (
-        "import sys\n"
-        "from tvm_qopt.__main__ import main\n"
-        "sys.argv = ['tvm-qopt', *sys.argv[1:]]\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert not {'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules), 'heavy modules'\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code, "--help"],
-        env={**os.environ, "PYTHONPATH": ROOT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert all(name in run.stdout for name in ("build", "list", "show", "doctor", "demo", "tune"))
-
-
-@pytest.mark.parametrize("command", ["build", "list", "show", "doctor", "demo", "tune"])
-def test_each_command_explains_itself(command: str) -> None:
-    result = invoke(command, "--help")
-    assert result.exit_code == 0
-    assert "Exit codes" in result.stdout
-    assert "--json" in result.stdout
-    assert "Example" in result.stdout
-
-
-def test_version() -> None:
-    assert tvm_qopt.__version__ in invoke("--version").stdout
 
 
 # --- build ---
@@ -321,7 +257,12 @@ def test_list_json() -> None:
     )
     adamw = next(each for each in data["rules"] if each["rule"] == "adamw")
     assert adamw["slots"] == ["exp_avg", "exp_avg_sq"]
-    assert {"dynamic8", "dynamic8s", "float32"} <= {each["state"] for each in data["states"]}
+    operators = {each["rule"] for each in data["rules"] if each["kind"] == "operator"}
+    assert operators == {"quantize", "dequantize", "sum_sq", "lamb_phase1"}
+    states = {each["state"]: each["summary"] for each in data["states"]}
+    assert {"dynamic8", "dynamic8s", "float32"} <= set(states)
+    rooted = {name for name, summary in states.items() if "square root" in summary}
+    assert rooted == {"sqrt8u", "sqrt_dynamic8u"}
     here = {each["target"]: each["runs here"] for each in data["targets"]}
     assert here["llvm-native"] == "yes"
     assert set(PRESETS) < set(here)
@@ -331,8 +272,9 @@ def test_list_json() -> None:
 def test_list_is_for_people_too(artifact: Path) -> None:
     result = invoke("list")
     assert result.exit_code == 0
-    for word in ("adamw", "dynamic8", "cuda-sm90", "llvm-native"):
+    for word in ("adamw", "operator", "dynamic8", "dynamic8u", "cuda-sm90", "llvm-native"):
         assert word in result.stdout
+    assert result.stdout.count("even") == 2  # once of three floating-point types, once of fp8
 
 
 def test_list_survives_a_bad_store(tmp_path: Path) -> None:
@@ -476,26 +418,6 @@ def test_doctor_of_missing_tools_and_a_bad_store(tmp_path: Path) -> None:
     assert "TVM_QOPT_STORE" in checks["store"]["mend"]
     assert checks["threads"]["status"] == "failed"
     assert "'many'" in checks["threads"]["mend"]
-
-
-def test_a_rule_of_the_users_own(tmp_path: Path) -> None:
-    """--import makes it known to every command; the module lies in the current folder."""
-    (tmp_path / "mine.py").write_text(
-        "from tvm_qopt.rules import LR, rule\n"
-        "@rule(slots=(), hyper=(LR,), scalars=('lr',), derive=lambda h, step, s: {'lr': h['lr']})\n"
-        "def halve(xp, h, p, g, s, settings):\n"
-        '    """Half of plain descent."""\n'
-        "    return p - 0.5 * h.lr * g, {}\n"
-    )
-    command = [sys.executable, "-m", "tvm_qopt", "--import", "mine"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    for arguments in (["list", "--json"], ["build", "halve", "-o", "out"]):
-        run = subprocess.run(
-            [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert run.returncode == 0, run.stderr
-        assert "halve" in run.stdout
-    assert (tmp_path / "out" / "kernel.so").is_file()
 
 
 def test_weights_with_a_master(tmp_path: Path) -> None:

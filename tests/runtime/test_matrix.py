@@ -22,7 +22,7 @@ from tvm_qopt.rules import RULES
 Array = npt.NDArray[Any]
 
 AXES: dict[str, list[Any]] = {
-    "rule": sorted(n for n, r in RULES.items() if r.reads_grad and r.result == "param"),
+    "rule": sorted(n for n, r in RULES.items() if r.is_update),
     "state": ["float32", "dynamic8", "fp8", "4bit", "bfloat16"],
     "weights": [
         ("float32", "plain"), ("float16", "plain"), ("bfloat16", "plain"), ("float16", "master"),

@@ -151,7 +151,7 @@ def built() -> None:
 
 def test_the_cases_cover_every_rule_and_setting() -> None:
     shipped = {n: r for n, r in RULES.items() if r.update.__module__.startswith("tvm_qopt.rules.")}
-    updates = {n: r for n, r in shipped.items() if r.reads_grad and r.result == "param"}
+    updates = {n: r for n, r in shipped.items() if r.is_update}
     assert {case.rule for case in CASES} == set(updates)
     for name, rule in updates.items():
         mine = [{**rule.defaults, **case.settings} for case in CASES if case.rule == name]

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from tvm_qopt.cli import bench, build, demo, doctor, listing, show, tune
 from tvm_qopt.cli.report import paragraphs, print_error
-from tvm_qopt.errors import QoptError, UnknownName, UnsupportedSpec
+from tvm_qopt.errors import NameTaken, QoptError, UnknownName, UnsupportedSpec
 
 INTERRUPTED = 130
 
@@ -27,7 +27,8 @@ HELP = paragraphs(
 [cyan]tvm-qopt demo[/cyan] trains a small network, [cyan]tvm-qopt list[/cyan] shows what can be
 built.
 
-Exit codes: 0 done; 1 it failed; 2 wrong usage or a name that does not exist; 130 interrupted.
+Exit codes: 0 done; 1 it failed; 2 wrong usage, or a name that does not exist or is taken;
+130 interrupted.
 """
 )
 
@@ -79,7 +80,7 @@ def interruptible() -> Iterator[None]:
 
 
 def exit_code(error: QoptError) -> int:
-    return 2 if isinstance(error, (UnknownName, UnsupportedSpec)) else 1
+    return 2 if isinstance(error, (NameTaken, UnknownName, UnsupportedSpec)) else 1
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,6 +16,8 @@ from tvm_qopt.targets import get_target, known_targets
 HELP = paragraphs(
     """List rules, state formats, targets, and the artifacts in the store.
 
+A rule of the kind operator is no update: functions of tvm_qopt.ops call it.
+
 For a target: what a machine must have, and whether this one runs it. Any target can be built here;
 cuda architectures may be joined (cuda-sm80+sm90).
 
@@ -39,7 +41,7 @@ def list_(
         print_json(data)
         return
     _print_table("rules", data["rules"])
-    _print_table("states (--state)", data["states"])
+    _print_table("states (--state)", _folded(data["states"]))
     _print_table("targets (--target)", data["targets"])
     held = data["store"]
     if held["error"]:
@@ -55,6 +57,7 @@ def rules() -> list[dict[str, Any]]:
     return [
         {
             "rule": rule.name,
+            "kind": "update" if rule.is_update else "operator",
             "slots": [slot.name for slot in rule.slots(rule.defaults)],
             "hyper": [hyper.name for hyper in rule.hyper(rule.defaults)],
             "settings": {
@@ -75,7 +78,9 @@ def states() -> list[dict[str, Any]]:
             "state": name,
             "bits": FORMATS[signed].bits,
             "sign": "by slot",
-            "summary": f"{signed} for signed slots, {nonnegative} for those never negative",
+            "summary": f"{signed} for signed slots, {nonnegative} for those never negative"
+            if signed != nonnegative
+            else f"{signed} for every slot",
         }
         for name, (signed, nonnegative) in FAMILIES.items()
     ]
@@ -131,6 +136,17 @@ def _artifact(folder: Path) -> dict[str, Any]:
     except (ArtifactInvalid, UnicodeDecodeError):
         return {**row, "spec": "damaged, or of another schema: is built again when needed"}
     return {**row, "spec": manifest.spec, "target": manifest.target}
+
+
+def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one summary as one row: a line each, beside the summary."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(row["summary"], []).append(row)
+    return [
+        {name: "\n".join(str(row[name]) for row in same) for name in same[0]} | {"summary": summary}
+        for summary, same in alike.items()
+    ]
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:

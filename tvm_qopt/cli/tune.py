@@ -167,8 +167,8 @@ def _check(preset: TargetPreset, plot: Path | None, *, here: bool, rpc: bool, pa
     needs = (*NEEDS, "matplotlib") if plot else NEEDS
     missing = [package for package in needs if not importlib.util.find_spec(package)]
     if missing:
-        extra = "tune,demo" if plot else "tune"
-        raise ToolMissing(f"tune needs {', '.join(missing)}: pip install 'tvm_qopt[{extra}]'")
+        wanted = "tvm_qopt[tune,demo]" if plot else "tvm_qopt[tune]"
+        raise ToolMissing(f"tune needs {', '.join(missing)}: pip install '{wanted}'")
     if plot and not plot.absolute().parent.is_dir():
         raise StoreError(f"--plot {plot}: there is no folder {plot.parent}")
     if preset.kind not in TUNED:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_qopt.errors import UnknownName, UnsupportedSpec
+from tvm_qopt.errors import NameTaken, UnknownName, UnsupportedSpec
 from tvm_qopt.xp import ArrayNamespace, Value
 
 
@@ -47,7 +47,8 @@ class StateFormat:
 
     @property
     def summary(self) -> str:
-        return (type(self).__doc__ or self.name).strip().splitlines()[0]
+        levels = (type(self).__doc__ or self.name).strip().splitlines()[0]
+        return f"The square root is what is stored.  {levels}" if self.root else levels
 
     @property
     def qmap(self) -> npt.NDArray[np.float32] | None:
@@ -85,13 +86,13 @@ FAMILIES: dict[str, tuple[str, str]] = {}
 def register(*formats: StateFormat) -> None:
     for each in formats:
         if each.name in FORMATS:
-            raise ValueError(f"state format {each.name!r} is registered twice")
+            raise NameTaken("state format", each.name)
         FORMATS[each.name] = each
 
 
 def register_family(name: str, *, signed: str, nonnegative: str) -> None:
     if name in FAMILIES or name in FORMATS:
-        raise ValueError(f"state {name!r} is registered twice")
+        raise NameTaken("state", name)
     FAMILIES[name] = (signed, nonnegative)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from tvm_qopt.errors import HyperOutOfRange, UnknownName
+from tvm_qopt.errors import HyperOutOfRange, NameTaken, UnknownName
 from tvm_qopt.xp import ArrayNamespace, Value
 
 Settings = Mapping[str, Any]
@@ -153,6 +153,11 @@ class Rule:
         return {name: choices[0] for name, choices in self.settings.items()}
 
     @property
+    def is_update(self) -> bool:
+        """Whether it moves the parameter along a gradient; others are operators only."""
+        return self.reads_grad and self.result == "param"
+
+    @property
     def summary(self) -> str:
         return (self.update.__doc__ or self.name).strip().splitlines()[0]
 
@@ -180,7 +185,7 @@ def rule(
     def register(update: Update) -> Update:
         name = update.__name__
         if name in RULES:
-            raise ValueError(f"rule {name!r} is registered twice")
+            raise NameTaken("rule", name)
         RULES[name] = Rule(
             name=name,
             update=update,
