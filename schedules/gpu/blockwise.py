@@ -71,19 +71,22 @@ def blockwise(placement: Placement) -> None:
     vectors.  The tail has a loop of unknown length in place of the unrolled ones, with a test for
     each element, its moments lie in local memory, and it packs in a loop of its own.
 
-    Not timed on a GPU yet; PoCL and Oclgrind run it.  Machine instructions an element of AdamW for
-    sm_90 (nvcc 13), slow paths of roots and divisions left out, float32 and bfloat16: dynamic8 165
-    and 180 (175 and 189 with the unsigned map as on CPUs), fp8 110 and 123, 4 bits in blocks of 128
-    156 and 166.  Some 17 of them are a thread's and a block's, shared by 8 elements: 4 share
-    them at 128, 2 at 64.  No spills; 64 registers at blocks of 256.  4.8 TB/s would
-    allow some 96 and 58: arithmetic, not memory, is the limit of the fastest cards.
+    Not timed on a GPU yet; PoCL, Oclgrind and (the CUDA text) g++ run it.  Machine instructions an
+    element of AdamW for sm_90 (nvcc 13), slow paths of roots and divisions left out, float32 and
+    bfloat16: dynamic8 118 and 134, fp8 107 and 117, 4 bits in blocks of 128 107 and 118.  Some 15
+    of them are a thread's and a block's, shared by 8 elements: 4 share them at 128, 2 at 64.  No
+    spills; 64 registers at blocks of 256.  4.8 TB/s would allow 111 and 70 (4 bits: 98 and 57):
+    with float32 memory is the limit of the fastest cards, with bfloat16 arithmetic.
+    dynamic8 took 165 with closed forms.  What did it: look-ups among 16 numbers that lie in the
+    lanes of a warp (-35), their tables in one array (-5), a code moved into the bits of 2^23 by one
+    instruction (-4), the maxima of a warp by one (-1; 4 bits -4), the scalars of a step by 16 bytes
+    (-1), no floor under the root, which is for CPUs (-2).
     Tried and dropped: a buffer index with the thread in it (TVM then gives each thread the
     registers of all); several blocks a thread block, one each threadIdx.y (a third more
     instructions for the last one's test, and TVM leaves out the barriers); eight elements of 16
     bits by one load as default (0.5 instructions less, but codes then come in halves of 8 bytes).
     Weighed only: vectors through the whole of the arithmetic (OpenCL's vector booleans are of
-    another kind); tables of levels in shared memory (a block would first have to fill them);
-    shuffles as look-ups, and `redux` for the maxima (no simulator runs them).
+    another kind); tables of levels in shared memory (a block would first have to fill them).
     """
     sch, tiling, (reductions,) = placement.sch, _tiling(placement), placement.reductions
     before, after = placement.per_block

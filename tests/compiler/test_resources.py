@@ -44,6 +44,16 @@ def test_full_blocks_fit_in_registers(name: str) -> None:
         assert each.counts.loads_16 >= 2 or spec.param != "float32"  # weights and gradients
 
 
+@needs_nvdisasm
+@pytest.mark.parametrize("name", [name for name in SPECS if "f32" in name])
+def test_the_model_says_that_memory_decides(name: str) -> None:
+    """Of an H200, whose memory is the fastest for its arithmetic; with bfloat16 it does not."""
+    spec = KernelSpec.parse(name)
+    found = resources.resources(spec, get_target("cuda-sm90"), ["main"])
+    (time,) = (t for t in resources.model_times(spec, found) if t.gpu.name == "H200")
+    assert time.bandwidth_share >= 0.9
+
+
 # --- counts ---
 
 KERNEL = """

@@ -1,4 +1,5 @@
-"""The unsigned dynamic map where an operation under a condition is one instruction (GPUs).
+"""The unsigned dynamic map where an operation under a condition is one instruction, and a look-up
+among 16 numbers is not (OpenCL, Metal, WebGPU).
 
 The same levels as the closed forms of `dynamic`, by fewer instructions: nothing is converted, since
 adding a large whole number rounds and leaves a code in the last bits.  The signed map has the form

@@ -1,4 +1,5 @@
-"""The dynamic maps where a look-up among 16 numbers is one instruction (AVX-512).
+"""The dynamic maps where a look-up among 16 numbers is one instruction: a permutation (AVX-512), a
+shuffle (CUDA).
 
 The same levels and roundings as the closed forms of `dynamic`, with what depends on the decade
 looked up by its number: 8 operations to decode and 13 to encode a non-negative value, where the

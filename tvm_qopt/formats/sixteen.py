@@ -1,4 +1,4 @@
-"""Maps of 16 levels where a look-up among 16 numbers is one instruction (AVX-512)."""
+"""Maps of 16 levels where a look-up among 16 numbers is one instruction (AVX-512, CUDA)."""
 
 from __future__ import annotations
 

@@ -146,9 +146,10 @@ class Kernel:
         """Check the arguments of many tensors once and return a call that steps them together.
 
         tensors: for each the arguments of `plan`, by name.  To the bit what one plan each does.  On
-        a CPU the threads take blocks of all of them in turn.  On OpenCL tensors are one launch
-        where each of their arguments lies in one memory object with the others' (slices of one
-        array; `init_states` makes such states), on CUDA one launch each.
+        a CPU the threads take blocks of all of them in turn.  On a GPU their full blocks are one
+        launch and their short last ones another; on CUDA those at addresses that 16 bytes do not
+        divide are a third, on OpenCL tensors have to share a memory object for each argument
+        (slices of one array; `init_states` makes such states).
         """
         names, tensors = ("param", "grad", "state", "qmap", "result"), as_list("tensors", tensors)
         for i, given in enumerate(tensors):
