@@ -1,5 +1,4 @@
-"""The commands as a user types them: in a process of their own where that is what is tested, else
-through typer's runner."""
+"""`tvm-qopt build`, and what every command does with wrong names and with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,20 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import ROOT, SPEC, error_of, invoke, tvm_qopt_in_process
+from commands import ROOT, SPEC, error_of, invoke, python, tvm_qopt_in_process
 
 import tvm_qopt
 from tvm_qopt.cli import report
-from tvm_qopt.cli.machine import why_not_here
-from tvm_qopt.manifest import SCHEMA
-from tvm_qopt.runtime.store import store_folder
-from tvm_qopt.targets import PRESETS, get_target
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +27,6 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.exit_code == 0, result.stderr
     assert "kernel.so" in result.stdout
     return out
-
-
-# --- build ---
 
 
 def test_a_built_folder_is_loaded_elsewhere(artifact: Path, tmp_path: Path) -> None:
@@ -48,14 +39,7 @@ def test_a_built_folder_is_loaded_elsewhere(artifact: Path, tmp_path: Path) -> N
         "plan.step(step=1, lr=0.5, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)\n"
         "print(p.min(), p.max())\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(artifact)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ROOT, "TVM_QOPT_POLICY": "cached"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python("-c", code, str(artifact), cwd=tmp_path, TVM_QOPT_POLICY="cached")
     assert run.returncode == 0, run.stderr
     # the first step of Adam has the length lr
     np.testing.assert_allclose([float(x) for x in run.stdout.split()], 0.5, rtol=1e-6)
@@ -245,179 +229,6 @@ def test_an_error_of_tvm_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.Monkey
     finally:
         signal.signal(signal.SIGINT, before)
     assert "interrupted" in error_of(result, 130)
-
-
-# --- list ---
-
-
-def test_list_json() -> None:
-    data = json.loads(tvm_qopt_in_process("list", "--json").stdout)
-    assert [each["rule"] for each in data["rules"]] == sorted(
-        each["rule"] for each in data["rules"]
-    )
-    adamw = next(each for each in data["rules"] if each["rule"] == "adamw")
-    assert adamw["slots"] == ["exp_avg", "exp_avg_sq"]
-    operators = {each["rule"] for each in data["rules"] if each["kind"] == "operator"}
-    assert operators == {"quantize", "dequantize", "sum_sq", "lamb_phase1"}
-    states = {each["state"]: each["summary"] for each in data["states"]}
-    assert {"dynamic8", "dynamic8s", "float32"} <= set(states)
-    rooted = {name for name, summary in states.items() if "square root" in summary}
-    assert rooted == {"sqrt8u", "sqrt_dynamic8u"}
-    here = {each["target"]: each["runs here"] for each in data["targets"]}
-    assert here["llvm-native"] == "yes"
-    assert set(PRESETS) < set(here)
-    assert data["store"]["folder"] == str(store_folder())
-
-
-def test_list_is_for_people_too(artifact: Path) -> None:
-    result = invoke("list")
-    assert result.exit_code == 0
-    for word in ("adamw", "operator", "dynamic8", "dynamic8u", "cuda-sm90", "llvm-native"):
-        assert word in result.stdout
-    assert result.stdout.count("even") == 2  # once of three floating-point types, once of fp8
-
-
-def test_list_survives_a_bad_store(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    run = tvm_qopt_in_process("list", TVM_QOPT_STORE=str(tmp_path / "file"))
-    assert run.returncode == 0
-    assert "adamw" in run.stdout
-    assert "cannot be made" in run.stderr
-
-
-def test_list_shows_a_damaged_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_QOPT_STORE", str(tmp_path / "store"))
-    folder = store_folder() / "0123"
-    folder.mkdir()
-    (folder / "manifest.json").write_text("{")
-    (row,) = json.loads(invoke("list", "--json").stdout)["store"]["artifacts"]
-    assert row["spec"].startswith("damaged")
-
-
-def test_why_not_here_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvm_qopt.cli import machine
-
-    monkeypatch.setattr(machine, "gpu_archs", lambda: ("sm_89",))
-    assert why_not_here(get_target("cuda-sm86")) is None
-    assert why_not_here(get_target("cuda-sm80+sm90")) is None
-    assert "sm_89" in str(why_not_here(get_target("cuda-sm90")))
-    monkeypatch.setattr(machine, "gpu_archs", lambda: ())
-    assert "no NVIDIA GPU" in str(why_not_here(get_target("cuda-sm90")))
-
-
-def test_opencl_runs_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyopencl", None)
-    why = why_not_here(get_target("opencl"))
-    assert why is not None and "pip install 'tvm_qopt[opencl]'" in why
-
-
-# --- show ---
-
-LOOKS_LIKE: dict[str, Callable[[str], bool]] = {
-    "definition": lambda text: "exp_avg_new" in text and "T.prim_func" in text,
-    "schedule": lambda text: "def apply_trace" in text and "T.parallel" in text,
-    "source": lambda text: "target triple" in text and "define" in text,
-    "asm": lambda text: ".text" in text and ".globl" in text,
-}
-
-
-@pytest.mark.parametrize("what", LOOKS_LIKE)
-def test_show(what: str) -> None:
-    result = invoke("show", SPEC, "--what", what)
-    assert result.exit_code == 0, result.stderr
-    assert LOOKS_LIKE[what](result.stdout)
-
-
-@pytest.mark.parametrize(("what", "sign"), [("source", "__global__"), ("asm", ".target sm_90")])
-def test_show_for_cuda(what: str, sign: str) -> None:
-    if what == "asm":
-        from tvm_qopt.compiler.cuda import find_cuda_compiler
-
-        if find_cuda_compiler() is None:
-            pytest.skip("no nvcc and no NVRTC: PTX needs one of them")
-    result = invoke("show", SPEC, "--target", "cuda-sm90", "--what", what)
-    assert result.exit_code == 0, result.stderr
-    assert sign in result.stdout
-
-
-def test_show_for_opencl() -> None:
-    result = invoke("show", SPEC, "--target", "opencl", "--what", "source")
-    assert result.exit_code == 0, result.stderr
-    assert "__kernel" in result.stdout
-    assert "--what source" in error_of(
-        invoke("show", "adamw", "--target", "opencl", "--what", "asm"), 2
-    )
-
-
-def test_show_of_one_entry_as_json() -> None:
-    arguments = ["show", "adamw", "--what", "source", "--entry", "tail", "--json"]
-    data = json.loads(invoke(*arguments).stdout)
-    assert (data["spec"], data["entry"], data["what"]) == (SPEC, "tail", "source")
-    assert "__tvm_ffi_tail" in data["source"]
-    assert "__tvm_ffi_main_serial" not in data["source"]
-
-
-# --- doctor ---
-
-
-def checks_of(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
-    return {each["name"]: each for each in json.loads(run.stdout)["checks"]}
-
-
-def test_doctor_of_a_sound_installation() -> None:
-    run = tvm_qopt_in_process("doctor", "--json")
-    checks = checks_of(run)
-    failed = [each for each in checks.values() if each["status"] == "failed"]
-    assert not failed
-    assert run.returncode == 0, run.stderr
-    assert "is right" in checks["trial"]["found"]
-
-
-def test_doctor_without_tvm(tmp_path: Path) -> None:
-    for name in ("tvm", "tvm_ffi"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('libtvm.so: no such file')")
-    run = tvm_qopt_in_process("doctor", PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    assert not run.stderr
-    assert "no such file" in run.stdout
-    assert "pip install 'apache-tvm==" in run.stdout
-    assert "not tried" in run.stdout
-
-
-def test_doctor_of_another_version(tmp_path: Path) -> None:
-    info = tmp_path / "apache_tvm_ffi-0.1.15.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm-ffi\nVersion: 0.1.15\n")
-    run = tvm_qopt_in_process("doctor", "--json", PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    check = checks_of(run)["apache-tvm-ffi"]
-    assert check["status"] == "failed"
-    assert check["found"].startswith("0.1.15, not ")
-    assert "apache-tvm-ffi>=" in check["mend"]
-
-
-def test_doctor_of_a_crash(tmp_path: Path) -> None:
-    (tmp_path / "tvm.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    run = tvm_qopt_in_process("doctor", "--json", PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    assert "died of signal 11" in checks_of(run)["TVM compiler"]["found"]
-
-
-def test_doctor_of_missing_tools_and_a_bad_store(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    store.mkdir()
-    (store / str(SCHEMA)).mkdir(mode=0o777)
-    (store / str(SCHEMA)).chmod(0o777)
-    environment: Any = {"PATH": str(tmp_path), "CC": "", "TVM_QOPT_STORE": str(store)}
-    checks = checks_of(
-        tvm_qopt_in_process("doctor", "--json", TVM_NUM_THREADS="many", **environment)
-    )
-    assert checks["C compiler"]["status"] == "failed"
-    assert "apt install gcc" in checks["C compiler"]["mend"]
-    assert checks["store"]["status"] == "failed"
-    assert "TVM_QOPT_STORE" in checks["store"]["mend"]
-    assert checks["threads"]["status"] == "failed"
-    assert "'many'" in checks["threads"]["mend"]
 
 
 def test_weights_with_a_master(tmp_path: Path) -> None:
