@@ -62,8 +62,8 @@ static __device__ __forceinline__ int qopt_{name}_of_warp(int x) {{
 def _with_reductions(source: str) -> str:
     """One call for the shuffles by which a warp finds the maximum or the sum of integers.
 
-    (Without TVM's shuffle behind them, which hands the result to lanes that have it, ptxas keeps the
-    result in a uniform register and moves it from there: two instructions an element more.)
+    (Without TVM's shuffle behind them, which hands the result to lanes that have it, ptxas keeps
+    the result in a uniform register and moves it from there: two instructions an element more.)
     """
     edited = _KERNELS.join(map(_reduced, source.split(_KERNELS)))
     results = {"max": "max(x, other)", "add": "x + other"}
