@@ -75,7 +75,10 @@ class ArrayNamespace(Protocol):
         """Look up a one-dimensional table by an int32 index."""
 
     def permute(self, table: Table, index: Value) -> Value:
-        """Look up one of 16 float32 numbers by the low 4 bits of an int32."""
+        """Look up one of 16 float32 numbers by the low 4 bits of an int32.
+
+        Not in a branch of `where` (bind it first): on CUDA all threads of a warp must make it.
+        """
 
     def whole(self, code: Value) -> Value:
         """WHOLE plus a code (int32, below 256), a float32: the code is the last bits of it."""

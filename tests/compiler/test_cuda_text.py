@@ -68,6 +68,23 @@ def test_each_table_stands_in_the_text_once() -> None:
     assert text.count("float qopt_permute16_") == tables
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  if (a < b) {\n    x = LOOK_UP;\n  } else {\n    x = a;\n  }\n",
+        "  if (a < b) {\n    x = a;\n  } else {\n    x = LOOK_UP;\n  }\n",
+        "  x = ((a < b) ? LOOK_UP : a);\n",
+    ],
+)
+def test_a_look_up_under_a_condition_is_refused(text: str) -> None:
+    call = f"qopt_permute16({'0x1p+0f/*1.000000e+00*/, ' * 16}i)"
+    head = 'extern "C" __global__ void k_kernel(int i) {\n'
+    with pytest.raises(BuildError, match="a look-up under a condition"):
+        edit(f"{head}{text.replace('LOOK_UP', call)}}}\n")
+    fine = f"  for (int k = 0; k < 2; ++k) {{\n    x = {call};\n  }}\n  if (a < b) {{\n  }}\n"
+    assert "qopt_permute16_0(i)" in edit(f"{head}{fine}}}\n")
+
+
 @needs_compiler
 def test_ptx_has_one_instruction_for_a_warp_where_the_gpu_has() -> None:
     spec = KernelSpec.of("adamw")

@@ -14,7 +14,8 @@ import re
 import numpy as np
 
 from tvm_qopt.compiler.intrinsics import ENTRIES, ENTRY, PERMUTE, WHOLE_OF_BYTE
-from tvm_qopt.xp import WHOLE
+from tvm_qopt.errors import BuildError
+from tvm_qopt.xp import WHOLE_BITS
 
 _CONSTANT_BITS = re.compile(r"\(\*\((?:float) \*\)\(&\((\d+)\)\)\)")
 _KERNELS = 'extern "C" __global__'
@@ -98,19 +99,21 @@ def _with_tables(source: str) -> str:
     The entries of a lane are one row.  (By 16 bytes they are loaded anew for each element: ptxas
     finds no four registers in a row for them.)
     """
-    tables: dict[tuple[float, ...], int] = {}
+    for kernel in source.split(_KERNELS)[1:]:
+        _check_lanes(kernel)
+    tables: dict[tuple[int, ...], int] = {}  # by the bits of entries
     if WHOLE_CALL in source:
-        tables[(WHOLE,) * ENTRIES] = 0
+        tables[(WHOLE_BITS,) * ENTRIES] = 0
 
     def named(found: re.Match[str]) -> str:
-        entries = tuple(_number(entry) for entry in found[2].removesuffix(", ").split(", "))
-        return f"qopt_{found[1]}_{tables.setdefault(entries, len(tables))}("
+        values = [_number(entry) for entry in found[2].removesuffix(", ").split(", ")]
+        bits = tuple(np.array(values, np.float32).view(np.uint32).tolist())
+        return f"qopt_{found[1]}_{tables.setdefault(bits, len(tables))}("
 
     source = _LOOK_UP.sub(named, source)
     if not tables:
         return source
-    bits = np.array(list(tables), np.float32).view(np.uint32).T.tolist()
-    rows = str(bits).replace("[", "{").replace("]", "}")
+    rows = str(np.array(list(tables)).T.tolist()).replace("[", "{").replace("]", "}")
     head = f"static __device__ const unsigned qopt_tables[{ENTRIES}][{len(tables)}] = {rows};\n"
     if WHOLE_CALL in source:
         moved = f"__byte_perm(word, {_entry('threadIdx.x', 0)}, 0x7440 + number)"
@@ -121,6 +124,20 @@ def _with_tables(source: str) -> str:
         head += _function(f"{PERMUTE}_{number}", "int index", shuffled)
         head += _function(f"{ENTRY}_{number}", "int index", _entry("index", number))
     return _before_kernels(source, head)
+
+
+def _check_lanes(kernel: str) -> None:
+    """Raise BuildError for a shuffle under a condition, where lanes that it asks may be elsewhere:
+    what a format looks up it must bind, not choose in a `where`."""
+    conditions: list[bool] = []  # of the open braces
+    for line in map(str.strip, kernel.splitlines()):
+        if line.startswith("}"):
+            conditions.pop()
+        before, looks_up, _ = line.partition(f"qopt_{PERMUTE}(")
+        if looks_up and (any(conditions) or "?" in before):
+            raise BuildError(f"a look-up under a condition, which a warp cannot make: {line[:200]}")
+        if line.endswith("{"):
+            conditions.append(line.startswith(("if ", "} else")))
 
 
 def _entry(lane: str, number: int) -> str:
