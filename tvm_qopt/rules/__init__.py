@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from tvm_qopt.errors import HyperOutOfRange, NameTaken, UnknownName
+from tvm_qopt.errors import HyperOutOfRange, NameTaken, UnknownName, UnsupportedSpec
 from tvm_qopt.xp import ArrayNamespace, Value
 
 Settings = Mapping[str, Any]
@@ -86,6 +86,13 @@ def root_beside(xp: ArrayNamespace, v: Value, eps: Value) -> Value:
     return xp.sqrt(xp.maximum(v, xp.minimum(least, 1.0) * least)) + eps
 
 
+TAKEN = (
+    *("hyper", "param", "param_master", "param_low", "grad", "nonfinite_count", "rng"),
+    *("block_number", "clock", "found_inf", "nb", "B", "chunks", "places"),
+)
+"""Names of what kernels read beside slots, on some target: a slot has another."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """A state tensor of a rule, by torch's name; a nonnegative one may use unsigned codes."""
@@ -95,7 +102,10 @@ class Slot:
 
     @classmethod
     def parse(cls, text: str) -> Slot:
-        return cls(text.lstrip("+"), text.startswith("+"))
+        name = text.lstrip("+")
+        if name in TAKEN:
+            raise UnsupportedSpec(f"slot {name}: kernels have another argument of this name")
+        return cls(name, text.startswith("+"))
 
 
 @dataclass(frozen=True)
