@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_qopt.errors import ArtifactInvalid
+from tvm_qopt.errors import ArtifactInvalid, UnsupportedSpec
 from tvm_qopt.records import records_hash
 from tvm_qopt.spec import KernelSpec, TensorSpec
 from tvm_qopt.targets import TargetPreset
@@ -159,8 +159,8 @@ def artifact_key(spec: KernelSpec, target: TargetPreset) -> str:
     files that define the rule and the formats, which may be a user's), the tuning logs that may
     hold its schedule, TVM, and the schema.
     """
-    own = [inspect.getsourcefile(spec.rule_.update)]
-    own += [inspect.getsourcefile(type(format_)) for _, format_ in spec.slots]
+    own = [_source_of(f"rule {spec.rule}", spec.rule_.update)]
+    own += [_source_of(f"format {format_.name}", type(format_)) for _, format_ in spec.slots]
     what = {
         "schema": SCHEMA,
         "spec": spec.name,
@@ -172,6 +172,13 @@ def artifact_key(spec: KernelSpec, target: TargetPreset) -> str:
         "definitions": _hash_files(Path(path) for path in sorted({str(path) for path in own})),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _source_of(what: str, definition: Any) -> str:
+    file = inspect.getsourcefile(definition)
+    if file is None or not Path(file).is_file():
+        raise UnsupportedSpec(f"{what}: defined in no file; write it in a module and import that")
+    return file
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 from tvm_qopt.errors import ArtifactInvalid, RecordInvalid, StoreError
 from tvm_qopt.manifest import MANIFEST, sha256_of
 from tvm_qopt.measure import Device
+from tvm_qopt.records import check_seconds
 
 SCHEMA = 1
 PACK, MEASURED, SCRIPT = "pack.json", "measured.json", "measure.py"
@@ -91,11 +92,23 @@ def write_json(what: Pack | Measured, folder: Path) -> None:
 def read_pack(folder: Path) -> Pack:
     """Raises RecordInvalid."""
 
+    def candidate(data: dict[str, Any]) -> Candidate:
+        for value in _typed("decisions", data["decisions"], dict).values():
+            _typed("decisions", value, int)
+        return Candidate(**data)
+
     def search(data: dict[str, Any]) -> Search:
-        candidates = tuple(Candidate(**each) for each in data["candidates"])
+        if _typed("elements", data["header"]["elements"], int) < 1:
+            raise ValueError("elements: expected at least 1")
+        _typed("seed", data["seed"], int)
+        candidates = tuple(map(candidate, _typed("candidates", data["candidates"], list)))
+        if not candidates:
+            raise ValueError("candidates: expected one at least")
         return Search(**{**data, "candidates": candidates})
 
     def pack(data: dict[str, Any]) -> Pack:
+        for name in ("target", "kind"):
+            _typed(name, data[name], str)
         searches = {name: search(each) for name, each in data["searches"].items()}
         return Pack(**{**data, "searches": searches})
 
@@ -107,10 +120,24 @@ def read_measured(folder: Path) -> Measured:
     """What was measured of the folder's pack.  Raises RecordInvalid."""
 
     def result(data: dict[str, Any]) -> Result:
-        return Result(tuple(map(float, data["seconds"])), data["error"])
+        seconds, error = _typed("seconds", data["seconds"], list), data["error"]
+        for each in seconds:
+            check_seconds("seconds", _typed("seconds", each, float))
+        if bool(seconds) == bool(error):
+            raise ValueError("expected either seconds or an error")
+        return Result(tuple(seconds), error and _typed("error", error, str))
+
+    def of_spec(data: list[Any]) -> tuple[Result, ...]:
+        results = tuple(map(result, data))
+        rounds = {len(each.seconds) for each in results if each.seconds}
+        if len(rounds) > 1:
+            raise ValueError(f"seconds: expected as many rounds of each, got {sorted(rounds)}")
+        return results
 
     def measured(data: dict[str, Any]) -> Measured:
-        results = {name: tuple(map(result, each)) for name, each in data["results"].items()}
+        for name in ("name", "code"):
+            _typed(name, data["device"][name], str)
+        results = {name: of_spec(each) for name, each in data["results"].items()}
         return Measured(**{**data, "device": Device(**data["device"]), "results": results})
 
     first = f"run python {SCRIPT} of that folder on the machine first"
@@ -121,6 +148,12 @@ def read_measured(folder: Path) -> Measured:
     if {name: len(results) for name, results in found.results.items()} != counts:
         raise RecordInvalid(f"{folder / MEASURED}: lacks candidates of {PACK}; {first}")
     return found
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{name}: expected {kind.__name__}, got {value!r}")
+    return value
 
 
 def _read(path: Path, make: Any, advice: str) -> Any:

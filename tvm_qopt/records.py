@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,14 @@ def _check(data: Any) -> None:
             raise TypeError(f"decisions: {name}: expected int, got {value!r}")
     if data["elements"] < 1:
         raise ValueError("elements: expected at least 1")
+    for name in ("seconds", "default_seconds"):
+        check_seconds(name, data[name])
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise ValueError for what no clock says."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
 
 
 def read_log(path: Path) -> list[TuningRecord]:

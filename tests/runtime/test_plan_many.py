@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +139,20 @@ def test_slices_of_one_array_are_one_launch(queue: Any, monkeypatch: pytest.Monk
     other = given[3]["grad"].copy()  # in memory of its own: a launch more of each entry point
     many.step(step=2, grads=[other if i == 3 else g["grad"] for i, g in enumerate(given)], **HYPER)
     assert sorted(launched) == ["main", "main_many", "tail", "tail_many"]
+
+
+def test_gradients_that_were_replaced_are_let_go(queue: Any) -> None:
+    given = tensors(PLAIN, sizes_of(12), on(queue))
+    many = kernel_for(PLAIN, given[0]["param"]).plan_many(given)
+    for step in (1, 2, 3):
+        grads = [one["grad"].copy() for one in given]
+        many.step(step=step, grads=grads, **HYPER)
+        queue.finish()
+        if step == 1:
+            first = [weakref.ref(grad) for grad in grads]
+    del grads
+    gc.collect()
+    assert not any(grad() for grad in first)
 
 
 def test_gradients_and_storage_that_moved_are_followed() -> None:

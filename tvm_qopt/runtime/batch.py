@@ -126,6 +126,10 @@ class Batch:
             Member(kernel, *each, self._moves) for each in zip(tensors, views, own, strict=True)
         ]
 
+    def forget_tables(self) -> None:
+        """Let go of members that were replaced: tables keep OpenCL's arrays alive."""
+        self._tables.forget()
+
     def scalars(
         self,
         hyper: dict[str, float],

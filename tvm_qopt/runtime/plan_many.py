@@ -151,4 +151,5 @@ class PlanMany:
                 members[i] = self._batch.add(given)
         if any(new is not old for new, old in zip(members, self._members, strict=True)):
             self._check_apart(tensors)
+            self._batch.forget_tables()
         self._given, self._members = tensors, members

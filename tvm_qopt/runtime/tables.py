@@ -57,6 +57,10 @@ class Tables:
             kept.moves = moves
         return kept.merged
 
+    def forget(self) -> None:
+        """Drop all tables: what they were made of is no more."""
+        self._kept.clear()
+
     def _merge(self, calls: list[Call], like: Any, moves: int) -> _Merged:
         groups: dict[Any, list[Call]] = {}
         for call in calls:
