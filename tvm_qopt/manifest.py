@@ -21,7 +21,7 @@ from tvm_qopt.spec import KernelSpec, TensorSpec
 from tvm_qopt.targets import TargetPreset
 from tvm_qopt.version import TVM_VERSION, __version__
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, LIBRARY, OBJECT = "manifest.json", "kernel.so", "kernel.o"
 OPENCL_SOURCE, OPENCL_MANY, OPENCL_DOUBLES = "kernel.cl", "many.cl", "advance.cl"
 
