@@ -112,6 +112,8 @@ def test_errors_and_specs_travel_between_processes() -> None:
             error: QoptError = kind("lr", expected="a number", got="a tree")
         elif kind is errors.UnknownName:
             error = errors.UnknownName("rule", "adamv", ["adamw"])
+        elif kind is errors.NameTaken:
+            error = errors.NameTaken("rule", "adamw")
         else:
             error = kind("what was wrong")
         back = pickle.loads(pickle.dumps(error))
