@@ -209,8 +209,10 @@ def build(
     runtime libraries beside the module.  Raises BuildError, ToolMissing, StoreError.
     """
     with _new_folder(out.resolve()) as folder:
-        given = Selection(None, "to be tried", decisions)
-        selection = select(spec, preset) if decisions is None else given
+        if decisions is None:
+            selection = select(spec, preset)
+        else:
+            selection = Selection(None, "to be tried", decisions)
         names = entry_points(spec, preset.kind)
         with _build_errors(spec, preset):
             functions = _lower_all(spec, preset, names, selection.decisions)

@@ -15,7 +15,7 @@ libcuda at build (needs gcc, the CUDA runtime, and TVM's C++ compile path). The 
 
 PTX goes in for the newest architecture alone, for cards later than this package, whose driver
 compiles it at load. No known card takes it: a driver older than the compiler refuses PTX, and takes
-the cubins of its own major version. Imports tvm_ffi and layer 0.
+the cubins of its own major version.
 """
 
 from __future__ import annotations

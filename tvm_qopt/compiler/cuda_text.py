@@ -17,7 +17,12 @@ from tvm_qopt.compiler.intrinsics import ENTRIES, ENTRY, PERMUTE, WHOLE_OF_BYTE
 from tvm_qopt.errors import BuildError
 from tvm_qopt.xp import WHOLE_BITS
 
-_CONSTANT_BITS = re.compile(r"\(\*\((?:float) \*\)\(&\((\d+)\)\)\)")
+KERNEL = re.compile(
+    r'(?P<head>extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(?P<name>\w+)'
+    r"\((?P<arguments>[^)]*)\) \{\n)(?P<body>.*?\n)\}\n",
+    re.DOTALL,
+)
+_CONSTANT_BITS = re.compile(r"\(\*\(float \*\)\(&\((\d+)\)\)\)")
 _KERNELS = 'extern "C" __global__'
 _LOOK_UP = re.compile(rf"qopt_({PERMUTE}|{ENTRY})\(((?:[^,()]+, ){{{ENTRIES}}})")
 WHOLE_CALL = f"qopt_{WHOLE_OF_BYTE}("

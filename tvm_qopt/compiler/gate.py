@@ -6,15 +6,10 @@ from __future__ import annotations
 
 import re
 
+from tvm_qopt.compiler import cuda_text, opencl
 from tvm_qopt.errors import BuildError
 from tvm_qopt.spec import STEP_ENTRIES
 
-_CUDA_KERNEL = re.compile(
-    r"__global__ void (?:__launch_bounds__\(\d+\) )?(?P<name>\w+)\((?P<arguments>[^)]*)\) \{\n"
-)
-_OPENCL_KERNEL = re.compile(
-    r"__kernel void (?P<name>\w+)\((?P<arguments>[^)]*)\) \{\n(?P<body>.*?\n)\}\n", re.DOTALL
-)
 _STORE = re.compile(r"^( *)((\w+)_ptr\[.*\] = .*;|vstore\d+\(.*, 0, (\w+)_ptr \+ .*\);)$", re.M)
 
 
@@ -23,9 +18,9 @@ def leave_if_gated(source: str) -> str:
 
     def leave(found: re.Match[str]) -> str:
         gate = "  if (hyper_ptr[0] != hyper_ptr[0]) return;\n" if _reads_hyper(found) else ""
-        return found[0] + gate
+        return f"{found['head']}{gate}{found['body']}}}\n"
 
-    return _CUDA_KERNEL.sub(leave, source)
+    return cuda_text.KERNEL.sub(leave, source)
 
 
 def mask_if_gated(source: str) -> str:
@@ -34,7 +29,7 @@ def mask_if_gated(source: str) -> str:
 
     Raises BuildError where a kernel has no store of the known form.
     """
-    return _OPENCL_KERNEL.sub(_masked, source)
+    return opencl.KERNEL.sub(_masked, source)
 
 
 def _masked(found: re.Match[str]) -> str:

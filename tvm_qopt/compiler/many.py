@@ -15,26 +15,19 @@ from functools import reduce
 import numpy as np
 from tvm import tirx
 
+from tvm_qopt.compiler import cuda_text, opencl
 from tvm_qopt.compiler.launch import blocks_of_group, gpu_function, thread_loop, threads_of
 from tvm_qopt.errors import BuildError
 from tvm_qopt.manifest import OPENCL_MANY, Launch
 from tvm_qopt.spec import CHUNKS, MANY, PLACES, many_entry
 
-_OPENCL_KERNEL = re.compile(
-    r"__kernel void (?P<name>\w+)\((?P<arguments>[^)]*)\) \{\n(?P<body>.*?\n)\}\n", re.DOTALL
-)
 _OPENCL_GROUP = "get_group_id(0)"
-_CUDA_KERNEL = re.compile(
-    r'(?P<head>extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(?P<name>\w+)'
-    r"\((?P<arguments>[^)]*)\) \{\n)(?P<body>.*?\n)\}\n",
-    re.DOTALL,
-)
 _CUDA_GROUP = "blockIdx.x"
 
 
 def many_of(source: str, launches: Mapping[str, Launch]) -> tuple[str, dict[str, Launch]]:
     """OpenCL C for many tensors from that with offsets (`launches.with_offsets`), its launches."""
-    bodies = {found["name"]: found for found in _OPENCL_KERNEL.finditer(source)}
+    bodies = {found["name"]: found for found in opencl.KERNEL.finditer(source)}
     texts, made = [], {}
     for entry, launch in launches.items():
         kernel = f"{many_entry(entry)}_kernel"
@@ -95,7 +88,7 @@ def _buffer(name: str, dtype: str) -> tirx.Buffer:
 
 def with_bodies(source: str) -> str:
     """CUDA source in which kernels for many tensors do what those for one tensor do."""
-    kernels = {found["name"]: found for found in _CUDA_KERNEL.finditer(source)}
+    kernels = {found["name"]: found for found in cuda_text.KERNEL.finditer(source)}
 
     def filled(found: re.Match[str]) -> str:
         one = kernels.get(found["name"].replace(f"{MANY}_kernel", "_kernel"))
@@ -113,7 +106,7 @@ def with_bodies(source: str) -> str:
         body = _moved(names, size[1] if size else None, "int64_t") + one["body"]
         return f"{found['head']}{start}{body.replace(_CUDA_GROUP, 'group')}}}\n"
 
-    return _CUDA_KERNEL.sub(filled, source)
+    return cuda_text.KERNEL.sub(filled, source)
 
 
 def _pointers(arguments: str) -> list[str]:

@@ -16,6 +16,9 @@ import tvm_ffi
 
 from tvm_qopt.errors import BuildError
 
+KERNEL = re.compile(
+    r"__kernel void (?P<name>\w+)\((?P<arguments>[^)]*)\) \{\n(?P<body>.*?\n)\}\n", re.DOTALL
+)
 _POSTPROC = "tvm_callback_opencl_postproc"  # TVM's code generator hands it each kernel's source
 _LOCAL = "barrier(CLK_LOCAL_MEM_FENCE)"
 _BOTH = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)"
