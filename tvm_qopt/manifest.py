@@ -118,31 +118,32 @@ def _typed(data: dict[str, Any], where: str) -> Manifest:
 def _check_types(data: dict[str, Any]) -> None:
     """Raise TypeError for a field of another type; make tuples of the lists of texts."""
     for name in ("features", "archs", "scalars", "entries"):
-        data[name] = tuple(_checked(text, str, name) for text in _checked(data[name], list, name))
+        data[name] = tuple(checked(text, str, name) for text in checked(data[name], list, name))
     for name in ("spec", "target", "kind", "machine", "key"):
-        _checked(data[name], str, name)
+        checked(data[name], str, name)
     for name in ("serial_below", "workspace"):
-        _checked(data[name], int, name)
+        checked(data[name], int, name)
     for name in ("files", "schedule", "versions"):
-        for text in _checked(data[name], dict, name).values():
-            _checked(text, str, name)
-    for launch in _checked(data["launches"], dict, "launches").values():
-        _checked(launch, dict, "launches")
+        for text in checked(data[name], dict, name).values():
+            checked(text, str, name)
+    for launch in checked(data["launches"], dict, "launches").values():
+        checked(launch, dict, "launches")
 
 
 def _launch(given: dict[str, Any]) -> Launch:
-    lists = {name: tuple(_checked(given[name], list, name)) for name in ("arguments", "threads")}
+    lists = {name: tuple(checked(given[name], list, name)) for name in ("arguments", "threads")}
     launch = Launch(**{**given, **lists})
     texts = ((launch.kernel, str), (launch.source, str))
     for value, kind in (*texts, (launch.blocks, int)):
-        _checked(value, kind, "launches")
+        checked(value, kind, "launches")
     for values, kind in ((launch.arguments, str), (launch.threads, int)):
         for value in values:
-            _checked(value, kind, "launches")
+            checked(value, kind, "launches")
     return launch
 
 
-def _checked(value: Any, kind: type, name: str) -> Any:
+def checked(value: Any, kind: type, name: str) -> Any:
+    """The value; raises TypeError unless it is of this very type."""
     if type(value) is not kind:
         raise TypeError(f"{name}: expected {kind.__name__}, got {value!r}")
     return value

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_qopt.errors import ArtifactInvalid, RecordInvalid, StoreError
-from tvm_qopt.manifest import MANIFEST, sha256_of
+from tvm_qopt.manifest import MANIFEST, checked, sha256_of
 from tvm_qopt.measure import Device
 from tvm_qopt.records import check_seconds
 
@@ -93,22 +93,22 @@ def read_pack(folder: Path) -> Pack:
     """Raises RecordInvalid."""
 
     def candidate(data: dict[str, Any]) -> Candidate:
-        for value in _typed("decisions", data["decisions"], dict).values():
-            _typed("decisions", value, int)
+        for value in checked(data["decisions"], dict, "decisions").values():
+            checked(value, int, "decisions")
         return Candidate(**data)
 
     def search(data: dict[str, Any]) -> Search:
-        if _typed("elements", data["header"]["elements"], int) < 1:
+        if checked(data["header"]["elements"], int, "elements") < 1:
             raise ValueError("elements: expected at least 1")
-        _typed("seed", data["seed"], int)
-        candidates = tuple(map(candidate, _typed("candidates", data["candidates"], list)))
+        checked(data["seed"], int, "seed")
+        candidates = tuple(map(candidate, checked(data["candidates"], list, "candidates")))
         if not candidates:
             raise ValueError("candidates: expected one at least")
         return Search(**{**data, "candidates": candidates})
 
     def pack(data: dict[str, Any]) -> Pack:
         for name in ("target", "kind"):
-            _typed(name, data[name], str)
+            checked(data[name], str, name)
         searches = {name: search(each) for name, each in data["searches"].items()}
         return Pack(**{**data, "searches": searches})
 
@@ -120,12 +120,12 @@ def read_measured(folder: Path) -> Measured:
     """What was measured of the folder's pack.  Raises RecordInvalid."""
 
     def result(data: dict[str, Any]) -> Result:
-        seconds, error = _typed("seconds", data["seconds"], list), data["error"]
+        seconds, error = checked(data["seconds"], list, "seconds"), data["error"]
         for each in seconds:
-            check_seconds("seconds", _typed("seconds", each, float))
+            check_seconds("seconds", checked(each, float, "seconds"))
         if bool(seconds) == bool(error):
             raise ValueError("expected either seconds or an error")
-        return Result(tuple(seconds), error and _typed("error", error, str))
+        return Result(tuple(seconds), error and checked(error, str, "error"))
 
     def of_spec(data: list[Any]) -> tuple[Result, ...]:
         results = tuple(map(result, data))
@@ -136,7 +136,7 @@ def read_measured(folder: Path) -> Measured:
 
     def measured(data: dict[str, Any]) -> Measured:
         for name in ("name", "code"):
-            _typed(name, data["device"][name], str)
+            checked(data["device"][name], str, name)
         results = {name: of_spec(each) for name, each in data["results"].items()}
         return Measured(**{**data, "device": Device(**data["device"]), "results": results})
 
@@ -148,12 +148,6 @@ def read_measured(folder: Path) -> Measured:
     if {name: len(results) for name, results in found.results.items()} != counts:
         raise RecordInvalid(f"{folder / MEASURED}: lacks candidates of {PACK}; {first}")
     return found
-
-
-def _typed(name: str, value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{name}: expected {kind.__name__}, got {value!r}")
-    return value
 
 
 def _read(path: Path, make: Any, advice: str) -> Any:

@@ -95,6 +95,11 @@ def clip(xp: ArrayNamespace, x: Value, bound: Value) -> Value:
     return xp.where(x > bound, bound, xp.where(x < -bound, -bound, x))
 
 
+def code_of(xp: ArrayNamespace, whole: Value) -> Value:
+    """The code (uint8) in the last bits of a float32 from WHOLE on: the inverse of `xp.whole`."""
+    return xp.cast(xp.reinterpret(whole, "int32"), "uint8")
+
+
 class NumpyNamespace:
     """Arrays of shape (blocks, block size); values per block have shape (blocks, 1).
 

@@ -9,7 +9,7 @@ decoding alone took registers, and with them warps.
 
 from __future__ import annotations
 
-from tvm_qopt.xp import WHOLE, ArrayNamespace, Value
+from tvm_qopt.xp import WHOLE, ArrayNamespace, Value, code_of
 
 EXPONENT = 0x7F800000
 ROUNDS = 8999936.0
@@ -58,4 +58,4 @@ def encode(
     code = sixteenth * 16.0 + rounded
     code = xp.where(x > midpoints[1], ROUNDS - 1 + most, xp.bind(code, f"{name}_near"))
     code = xp.where(x > midpoints[0], xp.bind(code, f"{name}_low"), ROUNDS)
-    return xp.cast(xp.reinterpret(code, "int32"), "uint8")
+    return code_of(xp, code)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tvm_qopt.formats import StateFormat, conditional, register, register_family, sixteen
 from tvm_qopt.formats.decades import decode, decoding, encode, encoding
-from tvm_qopt.xp import WHOLE, ArrayNamespace, Value
+from tvm_qopt.xp import WHOLE, ArrayNamespace, Value, code_of
 
 EXPONENT = 0x7F800000  # of a float32
 SIGN = -(2**31)
@@ -160,14 +160,13 @@ class Dynamic(StateFormat):
         ends = self._zero_midpoint, self._top_midpoint
         tables = encoding(self.decades, self.signed, *ends)
         coded = encode(xp, xp.abs(x) if self.signed else x, tables, name)
-        if self.signed and xp.predicates:
+        if not self.signed:
+            return code_of(xp, coded)
+        if xp.predicates:
             bits = xp.reinterpret(coded - WHOLE, "int32") | (xp.reinterpret(x, "int32") & SIGN)
             signed = xp.maximum(xp.reinterpret(bits, "float32"), -float(self._zero))
-            coded = signed + (WHOLE + self._zero)
-        code = xp.cast(xp.reinterpret(coded, "int32"), "uint8")
-        if not self.signed or xp.predicates:
-            return code
-        code = xp.bind(code, f"{name}_magnitude")
+            return code_of(xp, signed + (WHOLE + self._zero))
+        code = xp.bind(code_of(xp, coded), f"{name}_magnitude")
         return xp.where(x < 0.0, self._zero - xp.minimum(code, self._zero), code + self._zero)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_qopt.xp import WHOLE, ArrayNamespace, Table, Value
+from tvm_qopt.xp import WHOLE, ArrayNamespace, Table, Value, code_of
 
 
 def encode(xp: ArrayNamespace, x: Value, levels: Table, name: str) -> Value:
@@ -23,4 +23,4 @@ def encode(xp: ArrayNamespace, x: Value, levels: Table, name: str) -> Value:
             above = xp.permute(table, xp.reinterpret(code, "int32"))
             code = xp.where(x > above, code + float(half), code)
         code = xp.bind(code, f"{name}_{half}")
-    return xp.cast(xp.reinterpret(code, "int32"), "uint8")
+    return code_of(xp, code)

@@ -255,14 +255,12 @@ def window(view: ArrayView, *, offset: int, shape: Sequence[int], dtype: str) ->
     return tvm_ffi.from_dlpack(_Window(view, offset, shape, dtype))
 
 
-def first_element(window: Any) -> Any:
-    """A window of one element of another, which stays where that is now."""
-    device = (int(window.device.dlpack_device_type()), int(window.device.index))
-    dtype = str(window.dtype)
-    view = ArrayView(None, window.data_ptr(), (1,), dtype, device, contiguous=True, writable=True)
-    import tvm_ffi
-
-    return tvm_ffi.from_dlpack(_Window(view, 0, (1,), dtype))
+def first_element(argument: Any) -> Any:
+    """A window of the first element of another, which stays where that is now."""
+    device = (int(argument.device.dlpack_device_type()), int(argument.device.index))
+    dtype = str(argument.dtype)
+    view = ArrayView(None, argument.data_ptr(), (1,), dtype, device, contiguous=True, writable=True)
+    return window(view, offset=0, shape=(1,), dtype=dtype)
 
 
 _DATA = 24  # bytes from a tvm_ffi.Tensor's object to its DLTensor, whose first field is the address
