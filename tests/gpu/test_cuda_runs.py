@@ -45,15 +45,6 @@ assert abs(norm - 4000 ** 0.5) < 1e-4, norm
 """
 
 
-@pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if why := cuda_runner.why_missing():
-        pytest.skip(why)
-    folder = tmp_path_factory.mktemp("cuda") / "device"
-    cuda_runner.install(folder)
-    return folder
-
-
 def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
 

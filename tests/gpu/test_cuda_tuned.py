@@ -27,15 +27,6 @@ KEY = "gpu"
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if why := cuda_runner.why_missing():
-        pytest.skip(why)
-    folder = tmp_path_factory.mktemp("tuned") / "device"
-    cuda_runner.install(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def server(device: Path) -> Iterator[str]:
     """The address of a tracker with one server, whose GPU is an sm_90."""
     pytest.importorskip("tornado")

@@ -21,7 +21,7 @@ from tvm_qopt.compiler.cuda import export_cuda, source_only
 from tvm_qopt.compiler.define import OUT, define
 from tvm_qopt.compiler.fatbin import list_cubins, list_ptx
 from tvm_qopt.compiler.gate import mask_if_gated
-from tvm_qopt.compiler.intrinsics import PERMUTES
+from tvm_qopt.compiler.intrinsics import PERMUTES, PERMUTING
 from tvm_qopt.compiler.launch import threads_of
 from tvm_qopt.compiler.launches import launches_of, with_offsets
 from tvm_qopt.compiler.many import many_function, many_of
@@ -89,7 +89,7 @@ def lower(
     """
     norms, part = norms_of(entry)
     short = {"blocks": 1, "block_size": 0} if part == TAIL else {}
-    kind, permutes = preset.kind, preset.kind == "cuda" or PERMUTES in preset.features
+    kind, permutes = preset.kind, preset.kind in PERMUTING or PERMUTES in preset.features
     cpu = preset.on_cpu
     func = define(spec, norms=norms, permutes=permutes, pairs=cpu, predicates=not cpu, **short)
     func = order_by_pass(func)

@@ -36,10 +36,8 @@ def pack_search(
     (folder / at).mkdir(parents=True)
     buildable = [trial for trial in taken if trial.error is None]
     with closing(Builders(spec, preset, ())) as builders:
-        points, paths = (
-            [t.decisions for t in buildable],
-            [folder / at / t.kernel for t in buildable],
-        )
+        paths = [folder / at / trial.kernel for trial in buildable]
+        points = [trial.decisions for trial in buildable]
         built = builders.build(points, subject.step.entries, paths)
     outcomes = {t.kernel: outcome for t, outcome in zip(buildable, built, strict=True)}
     packed = tuple(_candidate(folder, at, trial, outcomes.get(trial.kernel)) for trial in taken)

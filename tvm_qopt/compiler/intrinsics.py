@@ -19,6 +19,8 @@ from tvm_qopt.xp import WHOLE_BITS
 
 PERMUTES = "avx512f"
 """The CPU feature without which `permute` has no lowering there."""
+PERMUTING = ("cuda",)
+"""Kinds whose every target has a lowering of it."""
 
 ENTRIES = 16
 WORD = 4  # bytes

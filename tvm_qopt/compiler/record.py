@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 
 from tvm_qopt.compiler.define import define
+from tvm_qopt.compiler.intrinsics import PERMUTING
 from tvm_qopt.errors import DecisionMismatch, RecordInvalid, StaleRecord
 from tvm_qopt.records import TuningRecord, log_path, presets_for, read_log, record_folders
 from tvm_qopt.spec import KernelSpec
@@ -51,7 +52,7 @@ def workload_hash(spec: KernelSpec, kind: str) -> str:
     if kind == "llvm":
         forms: tuple[dict[str, bool], ...] = ({}, {"permutes": True})
     else:
-        forms = ({"permutes": kind == "cuda", "predicates": True},)
+        forms = ({"permutes": kind in PERMUTING, "predicates": True},)
     passes = (None, *range(len(spec.rule_.norms)))
     definitions = [define(spec, norms=n, **form) for n, form in itertools.product(passes, forms)]
     hashes = [tvm_ffi.structural_hash(definition) for definition in definitions]

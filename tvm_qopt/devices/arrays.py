@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,22 +15,40 @@ Array = npt.NDArray[Any]
 ENOUGH = 1.0  # seconds of rounds: a device that takes longer is not one to measure
 
 
-def _median(
-    elapsed: Callable[[Callable[[], object], int], float], work: Callable[[], object], rounds: int
-) -> float:
-    """Of the times of one call, after three that warm up; of fewer rounds where they are long."""
-    for _ in range(3):
-        work()
-    times: list[float] = []
-    while len(times) < rounds and sum(times) <= ENOUGH:
-        times.append(elapsed(work, 1))
-    return statistics.median(times)
-
-
-class Cuda:
-    """The first GPU, by torch."""
+class _OfCuda(ABC):
+    """Times by events of a CUDA stream."""
 
     target = "cuda"
+
+    @abstractmethod
+    def event(self) -> Any: ...
+
+    @abstractmethod
+    def milliseconds(self, start: Any, end: Any) -> float: ...
+
+    def elapsed(self, work: Callable[[], object], number: int) -> float:
+        """Seconds of some calls of `work` on the device."""
+        start, end = self.event(), self.event()
+        start.record()
+        for _ in range(number):
+            work()
+        end.record()
+        end.synchronize()
+        return self.milliseconds(start, end) / 1e3
+
+    def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
+        """The median time of one call of `work`, after three that warm up; of fewer rounds where
+        they are long."""
+        for _ in range(3):
+            work()
+        times: list[float] = []
+        while len(times) < rounds and sum(times) <= ENOUGH:
+            times.append(self.elapsed(work, 1))
+        return statistics.median(times)
+
+
+class Cuda(_OfCuda):
+    """The first GPU, by torch."""
 
     def __init__(self) -> None:
         import torch
@@ -55,19 +74,11 @@ class Cuda:
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.torch.full((size,), value, dtype=getattr(self.torch, dtype), device="cuda")
 
-    def elapsed(self, work: Callable[[], object], number: int) -> float:
-        """Seconds of some calls of `work` on the device, by events."""
-        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(number):
-            work()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+    def event(self) -> Any:
+        return self.torch.cuda.Event(enable_timing=True)
 
-    def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
-        """The median time of one call of `work`."""
-        return _median(self.elapsed, work, rounds)
+    def milliseconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end))
 
     def copy_speed(self, size: int) -> float:
         """Bytes a second, read and written, of a copy of float32 from one tensor to another."""
@@ -86,10 +97,8 @@ class Cuda:
         self.torch.cuda.empty_cache()
 
 
-class CuPy:
+class CuPy(_OfCuda):
     """The first GPU, by CuPy, which has no bfloat16: its arrays hold the bits."""
-
-    target = "cuda"
 
     def __init__(self) -> None:
         import cupy
@@ -111,19 +120,11 @@ class CuPy:
     def full(self, size: int, dtype: str, value: float) -> Any:
         return self.cupy.full(size, *_bits(dtype, value))
 
-    def elapsed(self, work: Callable[[], object], number: int) -> float:
-        """Seconds of some calls of `work` on the device, by events."""
-        start, end = (self.cupy.cuda.Event() for _ in range(2))
-        start.record()
-        for _ in range(number):
-            work()
-        end.record()
-        end.synchronize()
-        return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
+    def event(self) -> Any:
+        return self.cupy.cuda.Event()
 
-    def seconds(self, work: Callable[[], object], *, rounds: int = 9) -> float:
-        """The median time of one call of `work`."""
-        return _median(self.elapsed, work, rounds)
+    def milliseconds(self, start: Any, end: Any) -> float:
+        return float(self.cupy.cuda.get_elapsed_time(start, end))
 
     def copy_speed(self, size: int) -> float:
         one, other = self.full(size, "float32", 1.0), self.full(size, "float32", 0.0)

@@ -108,6 +108,13 @@ def as_list(name: str, given: Any) -> list[Any]:
         raise DtypeMismatch(name, expected=wanted, got=type(given).__name__) from None
 
 
+def check_stays(name: str, tensor: Any, address: int) -> None:
+    """Raise where torch has moved or freed the storage of a tensor that was planned."""
+    if tensor.data_ptr() != address:
+        wanted = "the memory that was planned (make a new plan where a tensor moves)"
+        raise ShapeMismatch(name, expected=wanted, got=f"other: {tensor.data_ptr():#x}")
+
+
 def check_overlap(arrays: Iterable[tuple[ArrayView, str, bool]]) -> None:
     """Raise unless nothing that is written is reachable through another argument.
 
